@@ -1,0 +1,157 @@
+"""Runs the test suite once per backend, each in its own process.
+
+    python tests/run.py                                # all three
+    python tests/run.py --backends jax,torch           # some of them
+    python tests/run.py tests/test_deps.py -k select   # the rest goes to pytest
+
+Keras fixes its backend when it is imported, hence a process for each. A backend that is not
+installed is skipped, unless `--backends` names it. The exit status is 0 only if every backend that
+ran collected tests and passed them; the last line is "N passed, N failed, N skipped", over all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+BACKENDS = ("tensorflow", "jax", "torch")
+
+# One thread a process: the models of the tests are tiny, and the thread pools of three frameworks
+# on two cores cost more than they give (PyTorch's most of all). The user's own settings win.
+THREADS = {
+    "OMP_NUM_THREADS": "1",
+    "TF_NUM_INTRAOP_THREADS": "1",
+    "TF_NUM_INTEROP_THREADS": "1",
+}
+QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2"}
+
+
+@dataclass
+class Result:
+    """What one backend's run came to."""
+
+    backend: str
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    seconds: float = 0.0
+    note: str = ""
+    ok: bool = False
+
+    def counts(self) -> str:
+        return f"{self.passed} passed, {self.failed} failed, {self.skipped} skipped"
+
+    def __str__(self) -> str:
+        verdict = "ok" if self.ok else "FAILED"
+        note = f" ({self.note})" if self.note else ""
+        return f"{self.backend:10} {verdict:6} {self.counts()} in {self.seconds:.0f} s{note}"
+
+
+def read_report(path: Path) -> tuple[int, int, int]:
+    """Returns (passed, failed, skipped) of a JUnit file; errors count as failures."""
+    passed = failed = skipped = 0
+    for case in ElementTree.parse(path).getroot().iter("testcase"):
+        outcomes = {child.tag for child in case}
+        if outcomes & {"failure", "error"}:
+            failed += 1
+        elif "skipped" in outcomes:
+            skipped += 1
+        else:
+            passed += 1
+    return passed, failed, skipped
+
+
+def judge(result: Result, code: int, report: Path) -> Result:
+    """Fills in `result` from pytest's exit status and its report."""
+    try:
+        result.passed, result.failed, result.skipped = read_report(report)
+    except (OSError, ElementTree.ParseError):
+        result.note = f"pytest ended with status {code} and left no report"
+    if result.passed + result.failed + result.skipped == 0 and not result.note:
+        result.note = "no test was collected"
+    elif code != 0 and result.failed == 0 and not result.note:
+        result.note = f"pytest ended with status {code}"
+    result.ok = code == 0 and result.failed == 0 and not result.note
+    if not result.ok and result.failed == 0:
+        result.failed = 1  # the totals must not read like a success
+    return result
+
+
+def run_backend(backend: str, arguments: list[str], capture: bool) -> Result:
+    """Runs pytest under `backend`; with `capture`, prints its output in one piece at the end."""
+    environment = QUIET | THREADS | os.environ | {"KERAS_BACKEND": backend}
+    result = Result(backend)
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder, "report.xml")
+        command = [
+            *(sys.executable, "-m", "pytest", f"--junitxml={report}"),
+            *("-o", f"cache_dir=.pytest_cache/{backend}", *arguments),
+        ]
+        start = time.monotonic()
+        process = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE if capture else None,
+            stderr=subprocess.STDOUT if capture else None,
+        )
+        result.seconds = time.monotonic() - start
+        if capture:
+            print(f"\n===== {backend} =====\n{process.stdout}", flush=True)
+        return judge(result, process.returncode, report)
+
+
+def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Splits the command line into ours and pytest's."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--backends", help=f"comma-separated, of {', '.join(BACKENDS)}")
+    parser.add_argument("--jobs", type=int, default=1, help="backends to run at the same time")
+    options, rest = parser.parse_known_args(arguments)
+    names = options.backends.split(",") if options.backends else list(BACKENDS)
+    if unknown := [name for name in names if name not in BACKENDS]:
+        parser.error(f"--backends must be of {', '.join(BACKENDS)}. Received: {','.join(unknown)}")
+    options.names = names
+    return options, rest
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the backends and returns the exit status."""
+    options, rest = parse(arguments)
+    missing = [name for name in options.names if importlib.util.find_spec(name) is None]
+    present = [name for name in options.names if name not in missing]
+    results = []
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for result in pool.map(
+            lambda name: run_backend(name, rest, capture=options.jobs > 1), present
+        ):
+            results.append(result)
+
+    print("\n===== summary =====")
+    for result in results:
+        print(result)
+    for name in missing:
+        print(f"{name:10} {'FAILED' if options.backends else 'skip':6} not installed")
+    total = Result(
+        "all",
+        *(sum(getattr(r, key) for r in results) for key in ("passed", "failed", "skipped")),
+    )
+    print(total.counts())
+    asked_and_missing = bool(options.backends and missing)
+    return 0 if results and all(r.ok for r in results) and not asked_and_missing else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
