@@ -1,0 +1,1 @@
+"""Weights from elsewhere: how they are resampled. NumPy only, no Keras."""

@@ -1,0 +1,110 @@
+"""The Transformer's feed-forward block and its activations."""
+
+from __future__ import annotations
+
+import math
+
+import keras
+from keras import ops
+
+from keras_vit import _checks
+
+
+def gelu(x):
+    """Exact GELU, `x * Phi(x)`, written with erf so that every exporter reads it."""
+    half, root = ops.cast(0.5, x.dtype), ops.cast(1.0 / math.sqrt(2.0), x.dtype)
+    return half * x * (1.0 + ops.erf(x * root))
+
+
+def gelu_tanh(x):
+    """GELU by its tanh approximation: what Flax calls `gelu` (arXiv 1606.08415)."""
+    return ops.gelu(x, approximate=True)
+
+
+def quick_gelu(x):
+    """`x * sigmoid(1.702 x)`: CLIP's GELU."""
+    return x * ops.sigmoid(ops.cast(1.702, x.dtype) * x)
+
+
+def swiglu(x):
+    """`silu(first half) * second half` of the last axis (arXiv 2002.05202)."""
+    gate, values = ops.split(x, 2, axis=-1)
+    return ops.silu(gate) * values
+
+
+ACTIVATIONS = {
+    "gelu": gelu,
+    "gelu_tanh": gelu_tanh,
+    "quick_gelu": quick_gelu,
+    "swiglu": swiglu,
+}
+
+
+@keras.saving.register_keras_serializable(package="keras_vit")
+class MLP(keras.layers.Layer):
+    """Dense, activation, dropout, Dense, dropout; back to the input's width.
+
+    Args:
+        mlp_dim: width after the activation. SwiGLU reads twice that from the first Dense.
+        activation: `"gelu"` (erf), `"gelu_tanh"`, `"quick_gelu"` or `"swiglu"`.
+        dropout_rate: dropout after the activation and after the second Dense.
+
+    Call arguments:
+        inputs: `(batch, tokens, hidden_dim)`.
+        training: whether dropout is active.
+
+    Returns:
+        `(batch, tokens, hidden_dim)`.
+
+    Raises:
+        ValueError: on an unknown activation or arguments out of range.
+
+    Reference:
+        arXiv 2010.11929, section 3.1; initial values as in the official Flax code.
+    """
+
+    def __init__(self, mlp_dim, *, activation="gelu_tanh", dropout_rate=0.0, **kwargs):
+        super().__init__(**kwargs)
+        self.mlp_dim = _checks.positive_int("mlp_dim", mlp_dim)
+        self.activation = _checks.choice("activation", activation, tuple(ACTIVATIONS))
+        self.dropout_rate = _checks.rate("dropout_rate", dropout_rate)
+        self.fc1 = self._dense(self.mlp_dim * (2 if activation == "swiglu" else 1), "fc1")
+        self.dropout1 = keras.layers.Dropout(
+            self.dropout_rate, dtype=self.dtype_policy, name="dropout1"
+        )
+        self.dropout2 = keras.layers.Dropout(
+            self.dropout_rate, dtype=self.dtype_policy, name="dropout2"
+        )
+
+    def _dense(self, units, name):
+        return keras.layers.Dense(
+            units,
+            bias_initializer=keras.initializers.RandomNormal(stddev=1e-6),
+            dtype=self.dtype_policy,
+            name=name,
+        )
+
+    def build(self, input_shape):
+        self.fc2 = self._dense(input_shape[-1], "fc2")
+        self.fc1.build(input_shape)
+        self.fc2.build((*input_shape[:-1], self.mlp_dim))
+        self.built = True
+
+    def call(self, inputs, training=None):
+        shape = ops.shape(inputs)
+        # Matmuls run on (batch * tokens, width): no transposes on any backend.
+        x = self.fc1(ops.reshape(inputs, (-1, shape[-1])))
+        x = self.dropout1(ACTIVATIONS[self.activation](x), training=training)
+        x = self.dropout2(self.fc2(x), training=training)
+        return ops.reshape(x, (-1, *shape[1:]))
+
+    def compute_output_shape(self, input_shape):
+        return input_shape
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "mlp_dim": self.mlp_dim,
+            "activation": self.activation,
+            "dropout_rate": self.dropout_rate,
+        }

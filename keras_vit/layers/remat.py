@@ -1,0 +1,39 @@
+"""Gradient checkpointing that holds on all backends, random layers included."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import keras
+
+
+def recompute(layer: keras.layers.Layer, function: Callable, inputs):
+    """Runs `function(inputs)` so that the backward pass computes its inside again.
+
+    The layer's variables enter the recomputed part as plain arguments and its random states
+    leave it as results. So TensorFlow meets no captured variable, JAX no leaked tracer, and all
+    three draw the same dropout masks the second time.
+
+    Args:
+        layer: the layer whose variables, random states included, the function uses.
+        function: takes a tensor, returns a tensor; uses no other variables.
+        inputs: tensor, `(batch, ...)`.
+
+    Returns:
+        What `function(inputs)` returns.
+    """
+    states = [variable for variable in layer.variables if not variable.trainable]
+    # Integer random states count too; frozen weights are states that nobody changes.
+    variables = [variable for variable in layer.variables if variable.trainable] + states
+
+    def pure(inputs, *values):
+        mapping = list(zip(variables, values, strict=True))
+        with keras.StatelessScope(state_mapping=mapping) as scope:
+            outputs = function(inputs)
+        return (outputs, *(scope.get_current_value(state) for state in states))
+
+    outputs, *new_values = keras.remat(pure)(inputs, *(v.value for v in variables))
+    for state, value in zip(states, new_values, strict=True):
+        if not keras.backend.is_float_dtype(state.dtype):
+            state.assign(value)
+    return outputs

@@ -1,0 +1,153 @@
+"""What all models of the package share: flat config, default compilation, safe saving."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import keras
+
+from keras_vit import _checks
+from keras_vit.layers.pixel_scaling import PIXEL_RANGES, check_channels
+
+CLASSIFIER_ACTIVATIONS = (None, "softmax", "sigmoid")
+DEFAULT_LEARNING_RATE = 3e-4
+
+
+class FlatModel(keras.Model):
+    """A functional model that is rebuilt from the flat keyword arguments it was made with.
+
+    Args:
+        images: the input tensor.
+        outputs: the output tensor.
+        config: every argument of the subclass but `dtype` and `name`, checked and complete.
+        dtype: the dtype policy of the layers.
+        name: name of the model.
+    """
+
+    def __init__(self, images, outputs, config: Mapping[str, Any], dtype, name: str | None):
+        super().__init__(inputs=images, outputs=outputs, name=name)
+        self.dtype_policy = dtype
+        # A proxy, since Keras would take a plain dict for a container of layers.
+        self._flat_config = MappingProxyType(dict(config))
+        if config["num_classes"] is not None:
+            self.compile(**default_compilation(config["classifier_activation"]))
+
+    def get_config(self):
+        """Returns all constructor arguments, and which layers are frozen."""
+        return {
+            **self._flat_config,
+            "dtype": keras.dtype_policies.serialize(self.dtype_policy),
+            "name": self.name,
+            "trainable": self.trainable,
+            "frozen_layers": [layer.name for layer in self.layers if not layer.trainable],
+        }
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        """Builds the model that `get_config` described."""
+        arguments = dict(config)
+        trainable = arguments.pop("trainable", True)
+        frozen = set(arguments.pop("frozen_layers", ()))
+        if isinstance(arguments.get("dtype"), dict):
+            arguments["dtype"] = keras.dtype_policies.deserialize(arguments["dtype"])
+        model = cls(**arguments)
+        model.trainable = trainable
+        for layer in model.layers if frozen else ():
+            layer.trainable = layer.name not in frozen
+        return model
+
+    def save(self, filepath, *args, **kwargs):
+        """Saves as `keras.Model.save` does; a run that dies leaves no half-written file.
+
+        Args:
+            filepath: str or path, ending in `.keras`.
+            *args: as in `keras.Model.save`.
+            **kwargs: as in `keras.Model.save`.
+        """
+        path = Path(filepath)
+        overwrite = args[0] if args else kwargs.get("overwrite", True)
+        if path.suffix != ".keras" or "://" in str(filepath) or (path.exists() and not overwrite):
+            super().save(filepath, *args, **kwargs)
+            return
+        handle, partial = tempfile.mkstemp(".keras", f".{path.stem}-", path.parent)
+        os.close(handle)
+        try:
+            super().save(partial, *args, **kwargs)
+            os.chmod(partial, 0o666 & ~_umask())
+            os.replace(partial, path)
+        finally:
+            Path(partial).unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def default_compilation(classifier_activation: str | None) -> dict[str, Any]:
+    """Arguments of `compile` that make `fit` work at once.
+
+    Args:
+        classifier_activation: the head's; `None` means logits.
+
+    Returns:
+        AdamW (3e-4), and the loss and metric that fit the head: integer labels for logits and
+        "softmax", 0/1 labels for each class for "sigmoid".
+    """
+    if classifier_activation == "sigmoid":
+        loss, metric = keras.losses.BinaryCrossentropy(), "binary_accuracy"
+    else:
+        logits = classifier_activation is None
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=logits)
+        metric = "accuracy"
+    optimizer = keras.optimizers.AdamW(learning_rate=DEFAULT_LEARNING_RATE)
+    return {"optimizer": optimizer, "loss": loss, "metrics": [metric]}
+
+
+def check_shared(
+    *, image_shape, num_classes, classifier_activation, include_rescaling, pixel_range
+) -> dict[str, Any]:
+    """Checks the arguments that every model has, and returns them in their normal form."""
+    image_shape = _checks.int_tuple("image_shape", image_shape, length=3)
+    if num_classes is not None:
+        num_classes = _checks.positive_int("num_classes", num_classes)
+    _checks.choice("classifier_activation", classifier_activation, CLASSIFIER_ACTIVATIONS)
+    if num_classes is None and classifier_activation is not None:
+        raise ValueError(
+            "`classifier_activation` needs a head. Received: num_classes=None, "
+            f"classifier_activation={classifier_activation!r}"
+        )
+    _checks.choice("pixel_range", pixel_range, tuple(PIXEL_RANGES))
+    if _checks.boolean("include_rescaling", include_rescaling):
+        check_channels(pixel_range, image_shape[-1])
+    return {
+        "image_shape": image_shape,
+        "num_classes": num_classes,
+        "classifier_activation": classifier_activation,
+        "include_rescaling": include_rescaling,
+        "pixel_range": pixel_range,
+    }
+
+
+def head(x, num_classes: int | None, classifier_activation: str | None):
+    """Puts the classifier on pooled features, in float32 whatever the policy.
+
+    Args:
+        x: `(batch, ..., features)`.
+        num_classes: classes, or `None` for the features themselves.
+        classifier_activation: `None`, `"softmax"` or `"sigmoid"`.
+
+    Returns:
+        float32, from a layer named "logits", or "features" without a head.
+    """
+    if num_classes is None:
+        return keras.layers.Activation("linear", dtype="float32", name="features")(x)
+    x = keras.layers.Dense(num_classes, kernel_initializer="zeros", dtype="float32", name="head")(x)
+    activation = classifier_activation or "linear"
+    return keras.layers.Activation(activation, dtype="float32", name="logits")(x)
