@@ -61,7 +61,10 @@ _VIT_CHOICES: dict[str, tuple[Any, ...]] = {
 
 # Keys of the two configs and of a stem that change neither figure.
 _SHARED_WITHOUT_COST = frozenset(
-    ("classifier_activation", "include_rescaling", "pixel_range", "dtype", "name", "trainable")
+    (
+        *("classifier_activation", "include_rescaling", "pixel_range"),
+        *("dtype", "name", "trainable", "frozen_layers"),
+    )
 )
 _RESNET_WITHOUT_COST = frozenset(
     ("groups", "group_norm_epsilon", "std_conv_epsilon", "std_conv_mode")
