@@ -50,7 +50,7 @@ BIT_DEFAULTS: dict[str, Any] = {
     "preactivation": True,
     "pooling": "gap",
 }
-STEM_DEFAULTS: dict[str, Any] = {"block_counts": (3, 4, 9), "width": 64}
+STEM_DEFAULTS: dict[str, Any] = {"block_counts": (), "width": 64}
 
 _VIT_CHOICES: dict[str, tuple[Any, ...]] = {
     "pooling": ("token", "gap", "map", None),
@@ -169,12 +169,10 @@ def _resnet(
 
 def _bit_resnet(config: Mapping[str, Any]) -> Cost:
     preactivation, classes = config["preactivation"], config["num_classes"]
-    cost, size, channels = _resnet(
-        config["image_shape"], config["block_counts"], 64 * config["width_factor"], preactivation
-    )
+    width = int(64 * config["width_factor"])
+    cost, _, channels = _resnet(config["image_shape"], config["block_counts"], width, preactivation)
     cost += _norm(channels) if preactivation else Cost()
-    rows = size[0] * size[1] if config["pooling"] is None else 1
-    return cost + (Cost() if classes is None else _dense(rows, channels, classes))
+    return cost + (Cost() if classes is None else _dense(1, channels, classes))
 
 
 # Transformer parts.
@@ -226,11 +224,11 @@ def _attention_pooling(config: Mapping[str, Any], tokens: int) -> Cost:
     return cost + _mlp(1, width, config["mlp_dim"], config["activation"])
 
 
-def _head(config: Mapping[str, Any], rows: int) -> Cost:
+def _head(config: Mapping[str, Any]) -> Cost:
     width, size = config["hidden_dim"], config["representation_size"]
-    cost = _dense(rows, width, size) if size else Cost()
+    cost = _dense(1, width, size) if size else Cost()
     classes = config["num_classes"]
-    return cost + (Cost() if classes is None else _dense(rows, size or width, classes))
+    return cost + (Cost() if classes is None else _dense(1, size or width, classes))
 
 
 def _vision_transformer(config: Mapping[str, Any]) -> Cost:
@@ -253,7 +251,7 @@ def _vision_transformer(config: Mapping[str, Any]) -> Cost:
     cost += _norm(width)
     if pooling == "map":
         cost += _attention_pooling(config, tokens)
-    return cost + _head(config, tokens if pooling is None else 1)
+    return cost + _head(config)
 
 
 def _grid(
@@ -266,6 +264,11 @@ def _grid(
         raise ValueError(
             "`image_shape` must be divisible by `patch_size`. "
             f"Received: image_shape={config['image_shape']}, patch_size={config['patch_size']}"
+        )
+    if patch[0] > size[0] or patch[1] > size[1]:
+        raise ValueError(
+            "`image_shape` is too small for the stem and `patch_size`. "
+            f"Received: feature map={size}, patch_size={config['patch_size']}"
         )
     return (size[0] // patch[0], size[1] // patch[1]), patch
 
@@ -303,6 +306,11 @@ def _config(model: Any, overrides: Mapping[str, Any]) -> dict[str, Any]:
             f"Received: model_or_name={model!r}"
         )
     config.update(overrides)
+    if config.get("pooling", "") is None and config.get("num_classes", 1000) is not None:
+        raise ValueError(
+            "A head needs pooled features: choose a `pooling`, or `num_classes=None`. "
+            f"Received: pooling=None, num_classes={config.get('num_classes', 1000)}"
+        )
     if "width_factor" in config:
         return _checked(config, BIT_DEFAULTS, _BIT_WITHOUT_COST, "BiTResNet")
     config = _checked(config, VIT_DEFAULTS, _VIT_WITHOUT_COST, "VisionTransformer")

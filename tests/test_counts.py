@@ -1,11 +1,13 @@
 """Analytic counts: against published figures, against built models, against PyTorch's counter."""
 
+import inspect
+
 import keras
 import numpy as np
 import pytest
 
 import keras_vit
-from keras_vit import variants
+from keras_vit import counts, variants
 from keras_vit.counts import BIT_DEFAULTS, VIT_DEFAULTS, count_flops, count_params
 
 # Parameters at 224 pixels with 1000 classes, and multiply-adds in 10^9 as printed by timm 1.0.31
@@ -198,7 +200,6 @@ VIT_CASES = {
     "qk norm": {"qk_norm": True},
     "pre norm": {"pre_norm": True},
     "layer scale": {"layer_scale_init": 1e-5},
-    "layer scale of zero": {"layer_scale_init": 0.0},
     "dropout": {"dropout_rate": 0.1, "attention_dropout_rate": 0.1, "drop_path_rate": 0.1},
     "patch dropout": {"patch_dropout_rate": 0.5},
     "remat": {"remat": True},
@@ -221,6 +222,7 @@ VIT_CASES = {
     },
     "shared": {"position_placement": "shared"},
     "shared, 2d": {"position_placement": "shared", "position_embedding": "learned_2d"},
+    "default stem": {"stem": {}, "patch_size": 2},
     "root-only stem": {"stem": {**STEM, "block_counts": ()}, "patch_size": 2},
     "stem": {"stem": STEM, "patch_size": 1},
     "three-block stem": {"stem": {**STEM, "block_counts": (1, 1, 2)}, "patch_size": 1},
@@ -256,6 +258,7 @@ BIT_CASES = {
     "feature map": {"num_classes": None, "pooling": None},
     "four blocks": {"block_counts": (1, 1, 1, 1)},
     "wide": {"block_counts": (1,), "width_factor": 2},
+    "narrow": {"width_factor": 0.5},
     "odd image": {"image_shape": (41, 54, 3)},
     "one channel": {"image_shape": (32, 32, 1)},
     "version 1": {"preactivation": False},
@@ -286,14 +289,13 @@ def test_counts_are_those_of_the_built_model(family, config):
 )
 @pytest.mark.parametrize(("family", "config"), CASES)
 def test_multiply_adds_are_those_pytorch_counts(family, config):
-    import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
     model = _build(family, config)
     images = np.zeros((1, *config["image_shape"]), "float32")
     # The fused attention of the CPU is a kernel that the counter does not know.
-    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model(images, training=False)
     assert 2 * count_flops(config) == counter.get_total_flops()
 
@@ -305,6 +307,23 @@ def test_ti16_builds_with_the_published_count():
 
 
 # Arguments.
+
+
+@pytest.mark.parametrize(
+    ("model", "known", "free"),
+    [
+        (keras_vit.VisionTransformer, VIT_DEFAULTS, counts._VIT_WITHOUT_COST),
+        (keras_vit.BiTResNet, BIT_DEFAULTS, counts._BIT_WITHOUT_COST),
+    ],
+)
+def test_every_argument_of_the_models_is_known(model, known, free):
+    """An option added to a model must be counted, or be named as one that costs nothing."""
+    defaults = {
+        name: parameter.default
+        for name, parameter in inspect.signature(model).parameters.items()
+        if name not in free
+    }
+    assert defaults == known
 
 
 def test_a_variant_is_its_config():
@@ -339,6 +358,17 @@ def test_what_is_no_model_is_an_error(argument):
 def test_an_image_that_the_patch_does_not_divide_is_an_error():
     with pytest.raises(ValueError, match=r"image_shape=\(225, 224, 3\), patch_size=16"):
         count_params("B/16", image_shape=(225, 224, 3))
+
+
+def test_an_image_smaller_than_a_patch_is_an_error():
+    with pytest.raises(ValueError, match=r"too small.*feature map=\(7, 7\)"):
+        count_params("R+Ti/16", image_shape=(28, 28, 3))
+
+
+@pytest.mark.parametrize("name", ["B/16", "BiT R50x1"])
+def test_a_head_without_pooling_is_an_error(name):
+    with pytest.raises(ValueError, match="pooling=None, num_classes=1000"):
+        count_params(name, pooling=None)
 
 
 def test_unknown_kinds_are_errors():
