@@ -76,6 +76,5 @@ def divides(name: str, divisor: int, whole_name: str, whole: int) -> None:
     """Raises a ValueError that names both numbers unless `divisor` divides `whole`."""
     if whole % divisor:
         raise ValueError(
-            f"`{name}` must divide `{whole_name}`. "
-            f"Received: {name}={divisor}, {whole_name}={whole}"
+            f"`{name}` must divide `{whole_name}`. Received: {name}={divisor}, {whole_name}={whole}"
         )

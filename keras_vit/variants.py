@@ -119,7 +119,7 @@ def _aliases(variant: Variant) -> set[str]:
     key = _key(variant.name)
     names = {key, key.replace("vit", ""), key.removeprefix("bit")}
     if variant.block_counts and variant.family == "hybrid":
-        names.add(key.replace("vit", "x1vit"))
+        names |= {key.replace("vit", "x1vit"), key.replace("vit", "x1")}
     return names
 
 

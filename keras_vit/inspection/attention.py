@@ -23,9 +23,7 @@ def attention_maps(model: VisionTransformer, images, layers=None) -> list[np.nda
         ValueError: if the model is no `VisionTransformer`, or has no such block.
     """
     if not isinstance(model, VisionTransformer):
-        raise ValueError(
-            f"`model` must be a VisionTransformer. Received: {type(model).__name__}"
-        )
+        raise ValueError(f"`model` must be a VisionTransformer. Received: {type(model).__name__}")
     blocks = model.encoder_blocks
     indices = range(len(blocks)) if layers is None else layers
     wrong = [index for index in indices if not -len(blocks) <= index < len(blocks)]

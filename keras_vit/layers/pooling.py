@@ -97,9 +97,7 @@ class AttentionPooling(keras.layers.Layer):
     def build(self, input_shape):
         dim = input_shape[-1]
         _checks.divides("num_heads", self.num_heads, "hidden_dim", dim)
-        self.probe = self.add_weight(
-            name="probe", shape=(1, 1, dim), initializer="glorot_uniform"
-        )
+        self.probe = self.add_weight(name="probe", shape=(1, 1, dim), initializer="glorot_uniform")
         self.query = keras.layers.Dense(dim, dtype=self.dtype_policy, name="query")
         self.key_value = keras.layers.Dense(
             2 * dim,

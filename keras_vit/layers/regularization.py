@@ -1,4 +1,4 @@
-"""What keeps deep Transformers from overfitting or diverging: DropPath, LayerScale, PatchDropout."""
+"""What keeps deep Transformers in check: DropPath, LayerScale, PatchDropout."""
 
 from __future__ import annotations
 

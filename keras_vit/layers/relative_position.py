@@ -15,9 +15,9 @@ class RelativePosition(keras.layers.Layer):
     """Attention of queries to embeddings of the offset between two patches.
 
     For a pair of patches p and q in row-by-row order the offset `p - q` picks one of
-    `2 * patches - 1` embeddings, the largest offset first, shared by the heads. The query's product with it, scaled as the
-    content scores are, is added to them before the softmax. Pairs with a prefix token (class
-    token, registers) get 0.
+    `2 * patches - 1` embeddings, the largest offset first, shared by the heads. The query's
+    product with it, scaled as the content scores are, is added to them before the softmax. Pairs
+    with a prefix token (class token, registers) get 0.
 
     Args:
         num_prefix_tokens: tokens before the patches.
