@@ -5,12 +5,50 @@ from keras_vit import _deps
 _deps.select_backend()
 
 from importlib import import_module  # noqa: E402
+from typing import TYPE_CHECKING  # noqa: E402
 
 from keras_vit import layers, models  # noqa: E402
 from keras_vit.counts import count_flops, count_params  # noqa: E402
-from keras_vit.models import *  # noqa: E402, F403
-from keras_vit.models import __all__ as _models  # noqa: E402
+from keras_vit.models import (  # noqa: E402
+    BiTR50x1,
+    BiTR50x2,
+    BiTR50x3,
+    BiTR101x1,
+    BiTR101x3,
+    BiTR152x1,
+    BiTR152x2,
+    BiTR152x4,
+    BiTR200x3,
+    BiTResNet,
+    R26ViTB32,
+    R26ViTS32,
+    R50ViTB16,
+    R50ViTB32,
+    R50ViTL16,
+    R50ViTL32,
+    RViTTi16,
+    VisionTransformer,
+    ViTB8,
+    ViTB16,
+    ViTB32,
+    ViTG14,
+    ViTg14,
+    ViTH14,
+    ViTL14,
+    ViTL16,
+    ViTL32,
+    ViTS16,
+    ViTS32,
+    ViTTi16,
+    create_model,
+    load_model,
+    replace_head,
+    resize,
+)
 from keras_vit.variants import list_variants  # noqa: E402
+
+if TYPE_CHECKING:
+    from keras_vit import checkpoints, inspection
 
 __version__ = "0.1.0"
 
@@ -18,14 +56,48 @@ __version__ = "0.1.0"
 _LAZY = ("checkpoints", "inspection")
 
 __all__ = [
+    "BiTR50x1",
+    "BiTR50x2",
+    "BiTR50x3",
+    "BiTR101x1",
+    "BiTR101x3",
+    "BiTR152x1",
+    "BiTR152x2",
+    "BiTR152x4",
+    "BiTR200x3",
+    "BiTResNet",
+    "R26ViTB32",
+    "R26ViTS32",
+    "R50ViTB16",
+    "R50ViTB32",
+    "R50ViTL16",
+    "R50ViTL32",
+    "RViTTi16",
+    "ViTB8",
+    "ViTB16",
+    "ViTB32",
+    "ViTG14",
+    "ViTH14",
+    "ViTL14",
+    "ViTL16",
+    "ViTL32",
+    "ViTS16",
+    "ViTS32",
+    "ViTTi16",
+    "ViTg14",
+    "VisionTransformer",
+    "create_model",
+    "load_model",
+    "replace_head",
+    "resize",
     "__version__",
+    "checkpoints",
     "count_flops",
     "count_params",
+    "inspection",
     "layers",
     "list_variants",
     "models",
-    *_LAZY,
-    *_models,
 ]
 
 

@@ -21,16 +21,20 @@ def non_negative_int(name: str, value: Any) -> int:
     return int(value)
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
 def rate(name: str, value: Any) -> float:
     """Returns `value` as a float; a ValueError unless it lies in [0, 1)."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0.0 <= value < 1.0:
+    if not _is_number(value) or not 0.0 <= value < 1.0:
         raise ValueError(f"`{name}` must be a number in [0, 1). Received: {name}={value!r}")
     return float(value)
 
 
 def positive_float(name: str, value: Any) -> float:
     """Returns `value` as a float; a ValueError unless it is a finite number above 0."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0.0 < value < 1e30:
+    if not _is_number(value) or not 0.0 < value < float("inf"):
         raise ValueError(f"`{name}` must be a positive number. Received: {name}={value!r}")
     return float(value)
 

@@ -83,7 +83,7 @@ def _jax_kernel(query, key, value):
 def _jax_on_gpu() -> bool:
     import jax
 
-    device = jax.config.jax_default_device
+    device = getattr(jax.config, "jax_default_device", None)
     platform = getattr(device, "platform", device) or jax.default_backend()
     return platform in ("gpu", "cuda")
 

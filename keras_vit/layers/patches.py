@@ -71,8 +71,9 @@ class Patches(keras.layers.Layer):
 
     def compute_output_shape(self, input_shape):
         grid_height, grid_width = self._grid(input_shape)
-        known = grid_height is not None and grid_width is not None
-        tokens = grid_height * grid_width if known else None  # pyright: ignore[reportOptionalOperand]
+        tokens = None
+        if grid_height is not None and grid_width is not None:
+            tokens = grid_height * grid_width
         channels = input_shape[-1]
         vector = None if channels is None else self.patch_size[0] * self.patch_size[1] * channels
         return (input_shape[0], tokens, vector)
