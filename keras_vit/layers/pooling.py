@@ -27,6 +27,10 @@ class TokenPooling(keras.layers.Layer):
     def compute_output_shape(self, input_shape):
         return (input_shape[0], input_shape[2])
 
+    def get_config(self):
+        # Keras' automatic config refuses dtype policies; the inherited one is complete.
+        return super().get_config()
+
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class PatchAveragePooling(keras.layers.Layer):
