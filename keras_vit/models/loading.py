@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import keras
+
+# An optimizer that never made a step has no state but its step count and learning rate. Keras
+# warns that the fresh optimizer has more; nothing is lost.
+_NEVER_TRAINED = r"Skipping variable loading for optimizer .* saved optimizer has [12] variables\."
 
 
 def load_model(path, *, compile: bool = True, safe_mode: bool = True, custom_objects=None):  # noqa: A002
@@ -37,9 +42,11 @@ def load_model(path, *, compile: bool = True, safe_mode: bool = True, custom_obj
         )
     _check_archive(path)
     objects = {**_optimizers(), **(custom_objects or {})}
-    return keras.saving.load_model(
-        path, custom_objects=objects, compile=compile, safe_mode=safe_mode
-    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", _NEVER_TRAINED)
+        return keras.saving.load_model(
+            path, custom_objects=objects, compile=compile, safe_mode=safe_mode
+        )
 
 
 def _check_archive(path: Path) -> None:
