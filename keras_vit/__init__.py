@@ -10,6 +10,14 @@ from typing import TYPE_CHECKING  # noqa: E402
 from keras_vit import layers, models  # noqa: E402
 from keras_vit.counts import count_flops, count_params  # noqa: E402
 from keras_vit.models import (  # noqa: E402
+    BiTResNet,
+    VisionTransformer,
+    create_model,
+    load_model,
+    replace_head,
+    resize,
+)
+from keras_vit.models.applications import (  # noqa: E402
     BiTR50x1,
     BiTR50x2,
     BiTR50x3,
@@ -19,7 +27,6 @@ from keras_vit.models import (  # noqa: E402
     BiTR152x2,
     BiTR152x4,
     BiTR200x3,
-    BiTResNet,
     R26ViTB32,
     R26ViTS32,
     R50ViTB16,
@@ -27,7 +34,6 @@ from keras_vit.models import (  # noqa: E402
     R50ViTL16,
     R50ViTL32,
     RViTTi16,
-    VisionTransformer,
     ViTB8,
     ViTB16,
     ViTB32,
@@ -40,10 +46,6 @@ from keras_vit.models import (  # noqa: E402
     ViTS16,
     ViTS32,
     ViTTi16,
-    create_model,
-    load_model,
-    replace_head,
-    resize,
 )
 from keras_vit.variants import list_variants  # noqa: E402
 

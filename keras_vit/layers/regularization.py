@@ -8,8 +8,26 @@ from keras import ops
 from keras_vit import _checks
 
 
+class _RandomDrop(keras.layers.Layer):
+    """What layers share that drop a random part in training: rate, seed, random state."""
+
+    def __init__(self, rate, seed=None, **kwargs):
+        super().__init__(**kwargs)
+        self.rate = _checks.rate("rate", rate)
+        self.seed = seed
+        if self.rate:
+            self.seed_generator = keras.random.SeedGenerator(seed)
+        self.built = True
+
+    def compute_output_shape(self, input_shape):
+        return input_shape
+
+    def get_config(self):
+        return {**super().get_config(), "rate": self.rate, "seed": self.seed}
+
+
 @keras.saving.register_keras_serializable(package="keras_vit")
-class DropPath(keras.layers.Layer):
+class DropPath(_RandomDrop):
     """Zeroes a whole residual branch for a random part of the samples, scaling up the others.
 
     Args:
@@ -30,26 +48,12 @@ class DropPath(keras.layers.Layer):
         arXiv 1603.09382.
     """
 
-    def __init__(self, rate, seed=None, **kwargs):
-        super().__init__(**kwargs)
-        self.rate = _checks.rate("rate", rate)
-        self.seed = seed
-        if self.rate:
-            self.seed_generator = keras.random.SeedGenerator(seed)
-        self.built = True
-
     def call(self, inputs, training=None):
         if not training or not self.rate:
             return inputs
         shape = (ops.shape(inputs)[0],) + (1,) * (len(inputs.shape) - 1)
         kept = keras.random.uniform(shape, seed=self.seed_generator) >= self.rate
         return inputs * (ops.cast(kept, inputs.dtype) / ops.cast(1.0 - self.rate, inputs.dtype))
-
-    def compute_output_shape(self, input_shape):
-        return input_shape
-
-    def get_config(self):
-        return {**super().get_config(), "rate": self.rate, "seed": self.seed}
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
@@ -92,7 +96,7 @@ class LayerScale(keras.layers.Layer):
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
-class PatchDropout(keras.layers.Layer):
+class PatchDropout(_RandomDrop):
     """Leaves out a random part of the patch tokens in training; prefix tokens always stay.
 
     Args:
@@ -116,13 +120,8 @@ class PatchDropout(keras.layers.Layer):
     """
 
     def __init__(self, rate, num_prefix_tokens=0, seed=None, **kwargs):
-        super().__init__(**kwargs)
-        self.rate = _checks.rate("rate", rate)
+        super().__init__(rate, seed, **kwargs)
         self.num_prefix_tokens = _checks.non_negative_int("num_prefix_tokens", num_prefix_tokens)
-        self.seed = seed
-        if self.rate:
-            self.seed_generator = keras.random.SeedGenerator(seed)
-        self.built = True
 
     def call(self, inputs, training=None):
         if not training or not self.rate:
@@ -135,13 +134,5 @@ class PatchDropout(keras.layers.Layer):
         patches = ops.take_along_axis(patches, ops.expand_dims(index, -1), axis=1)
         return ops.concatenate([prefix, patches], axis=1)
 
-    def compute_output_shape(self, input_shape):
-        return input_shape
-
     def get_config(self):
-        return {
-            **super().get_config(),
-            "rate": self.rate,
-            "num_prefix_tokens": self.num_prefix_tokens,
-            "seed": self.seed,
-        }
+        return {**super().get_config(), "num_prefix_tokens": self.num_prefix_tokens}
