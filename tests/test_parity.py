@@ -1,0 +1,226 @@
+"""Outputs of other projects' models, reproduced with their weights."""
+
+import functools
+import re
+
+import keras
+import numpy as np
+import parity
+import pytest
+from parity_cases import CASES, Case, bit, case, needs_fixtures
+
+pytestmark = needs_fixtures
+
+# What `io.npz` holds beside outputs at the model's own size: inputs, the float64 run, other image
+# sizes, and the embedding of a CLIP projection that belongs to another checkpoint.
+NOT_OUTPUTS = r"images_uint8.*|inputs.*|.*_f64|.*_\d+x\d+|embedding_openai_clip"
+# Their names of outputs where they are not ours.
+ALIASES = {
+    "head_input": "pooled",
+    "last_hidden_state": "tokens",
+    "pooler_output": "pre_logits",
+    "resnet_features": "features",
+}
+# Those of the pixel ranges that published weights use.
+RESCALED = {
+    "google/vit_token": "inception",
+    "google/hybrid_tiny_odd": "inception",
+    "google/bit_v2_paper": "inception",
+    "timm/dinov2_reg4": "imagenet",
+    "timm/clip_quickgelu": "clip",
+}
+
+
+def probe(model) -> keras.Model:
+    """The model with every output that a reference has, as a dict by `io.npz`'s names."""
+    layers = {layer.name: layer for layer in model.layers}
+    outputs = {"pre_logits": model.output}
+    if "head" in layers:
+        outputs = {"logits": model.output, "pre_logits": layers["head"].input}
+    if "patch_encoder" in layers:
+        encoder, blocks = layers["patch_encoder"], model.encoder_blocks
+        outputs |= {
+            "patch_embedding": encoder.projection(encoder.input),
+            "hidden_states_last": blocks[-1].output,
+            "hidden_states_image0": keras.ops.stack(
+                [state[0] for state in (encoder.output, *(block.output for block in blocks))]
+            ),
+            "tokens": layers.get("encoder_norm", blocks[-1]).output,
+            "pooled": layers["pooling"].output,
+        }
+    if root := layers.get("root", layers.get("stem_root")):
+        outputs["stem"] = outputs["features"] = root.output
+        if root.norm is not None:
+            outputs["resnet_gn_root"] = root.norm(root.conv(root.input))
+        for name, layer in layers.items():
+            if block := re.match(r"(?:stem_)?(block\d+)_unit", name):
+                outputs[f"resnet_{block[1]}"] = outputs["features"] = layer.output
+        if "final_activation" in layers:
+            outputs["features"] = layers["final_activation"].output
+    return keras.Model(model.input, outputs)
+
+
+@functools.cache
+def outputs_of(reference: Case) -> dict[str, np.ndarray]:
+    outputs = probe(reference.build()).predict_on_batch(reference.io["inputs"])
+    return {name: keras.ops.convert_to_numpy(value) for name, value in outputs.items()}
+
+
+def cut(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+    """What of our output the reference stores: large maps only of the first images and channels.
+
+    The patch embedding comes as a grid or as a sequence.
+    """
+    if ours.ndim != theirs.ndim:
+        return ours.reshape(theirs.shape)
+    return ours[: len(theirs), ..., : theirs.shape[-1]]
+
+
+def difference(reference: Case, name: str, ours: np.ndarray) -> float:
+    """The largest difference to the reference, as a part of the tolerance."""
+    theirs = reference.io[name]
+    assert ours.shape == theirs.shape
+    assert np.isfinite(ours).all()
+    return float(np.abs(ours - theirs).max()) / reference.tolerance(name, theirs)
+
+
+@pytest.mark.parametrize("reference", CASES, ids=str)
+def test_outputs(reference):
+    outputs = outputs_of(reference)
+    names = [name for name in reference.io if not re.fullmatch(NOT_OUTPUTS, name)]
+    parts = {
+        name: difference(reference, name, cut(outputs[ALIASES.get(name, name)], reference.io[name]))
+        for name in names
+    }
+    assert parts.keys() & {"logits", "pre_logits", "pooler_output"}
+    assert {name: part for name, part in parts.items() if part > 1} == {}
+
+
+@pytest.mark.parametrize(("label", "pixel_range"), RESCALED.items(), ids=str)
+def test_pixels(label, pixel_range):
+    """With its rescaling the model takes pixels as they come."""
+    reference = case(label)
+    model = reference.build(include_rescaling=True, pixel_range=pixel_range)
+    logits = keras.ops.convert_to_numpy(model.predict_on_batch(reference.io["images_uint8"]))
+    assert difference(reference, "logits", logits) <= 1
+
+
+# Softmax is blind to what is added to all keys alike: these weights are compared themselves, by
+# names that are written out here. (our variable, part of its last axis, their array)
+BLIND = {
+    "google/vit_token": [
+        (
+            "encoder_block_{i}/attention/qkv/bias",
+            (1, 3),
+            "Transformer/encoderblock_{i}/MultiHeadDotProductAttention_1/key/bias",
+        )
+    ],
+    "google/bv_gap_scan/checkpoint_unrolled_opt": [
+        (
+            "encoder_block_{i}/attention/qkv/bias",
+            (1, 3),
+            "Transformer/encoderblock_{i}/MultiHeadDotProductAttention_0/key/bias",
+        )
+    ],
+    "google/bv_map": [
+        ("pooling/key_value/bias", (0, 2), "MAPHead_0/MultiHeadDotProductAttention_0/key/bias")
+    ],
+    "timm/qk_norm": [
+        ("encoder_block_{i}/attention/key_norm/beta", (0, 1), "blocks.{i}.attn.k_norm.bias"),
+        ("encoder_block_{i}/attention/qkv/bias", (0, 1), "blocks.{i}.attn.qkv.bias"),
+    ],
+    "timm/siglip_map": [("pooling/key_value/bias", (0, 1), "attn_pool.kv.bias")],
+    "torchvision/vit": [
+        (
+            "encoder_block_{i}/attention/qkv/bias",
+            (0, 1),
+            "encoder.layers.encoder_layer_{i}.self_attention.in_proj_bias",
+        )
+    ],
+    "hf/vit_classification": [
+        (
+            "encoder_block_{i}/attention/qkv/bias",
+            (1, 3),
+            "vit.encoder.layer.{i}.attention.attention.key.bias",
+        )
+    ],
+}
+
+
+@pytest.mark.parametrize("label", BLIND)
+def test_weights_that_logits_do_not_show(label):
+    reference = case(label)
+    variables, source = parity.parameters(model := reference.build()), reference.source
+    for ours, (part, parts), theirs in BLIND[label]:
+        for index in range(len(model.encoder_blocks)):
+            value = keras.ops.convert_to_numpy(variables[ours.format(i=index)])
+            expected = source[theirs.format(i=index)].reshape(-1)
+            assert np.any(expected != 0)
+            np.testing.assert_array_equal(np.split(value, parts)[part], expected)
+
+
+@pytest.mark.parametrize(
+    "label", ["google/hybrid_tiny_odd", "google/bit_v2_paper", "timm/hybrid_stem_only"]
+)
+def test_epsilon_of_group_norm(label):
+    """1e-5 in the place of 1e-6 moves logits by less than the tolerance."""
+    reference = case(label)
+    config = reference.description["config"]
+    expected = (config["group_norm"] if reference.config is bit else _stem(config))["epsilon"]
+    norms = [
+        layer
+        for layer in reference.build()._flatten_layers()
+        if isinstance(layer, keras.layers.GroupNormalization)
+    ]
+    assert norms
+    assert {layer.epsilon for layer in norms} == {expected}
+
+
+def _stem(config):
+    return config["hybrid"]["group_norm"] if config.get("hybrid") else config["group_norm"]
+
+
+# No array and no variable may be left over: what keeps the tests above honest.
+
+
+@pytest.fixture(scope="module")
+def strict():
+    """A case, its arrays, and a model's variables."""
+    reference = case("google/vit_token")
+    return reference, reference.source, parity.parameters(reference.build())
+
+
+def test_array_without_a_variable(strict):
+    reference, source, variables = strict
+    more = {**source, "Transformer/encoderblock_2/LayerNorm_0/bias": np.ones(32, "float32")}
+    with pytest.raises(KeyError, match="arrays left.*encoderblock_2/LayerNorm_0/bias"):
+        parity.rename(more, variables, reference.dialect)
+    excused = parity.rename(more, variables, reference.dialect, unused=".*encoderblock_2/.*")
+    assert excused.keys() == variables.keys()
+
+
+def test_variable_without_an_array(strict):
+    reference, source, variables = strict
+    gone = "Transformer/encoderblock_1/MlpBlock_3/Dense_0/bias"
+    fewer = {name: value for name, value in source.items() if name != gone}
+    with pytest.raises(KeyError, match="encoder_block_1/mlp/fc1/bias"):
+        parity.rename(fewer, variables, reference.dialect)
+
+
+def test_variable_without_a_row(strict):
+    reference, source, variables = strict
+    with pytest.raises(KeyError, match="encoder_block_0/mlp/gate/kernel.*no row"):
+        parity.rename(source, [*variables, "encoder_block_0/mlp/gate/kernel"], reference.dialect)
+
+
+def test_wrong_shape():
+    model = case("google/vit_token").build()
+    with pytest.raises(ValueError, match="head/bias"):
+        parity.assign(model, {"head/bias": np.zeros(11, "float32")})
+
+
+def test_assigned_to_the_bit(strict):
+    reference, source, variables = strict
+    for path, value in parity.rename(source, variables, reference.dialect).items():
+        found = keras.ops.convert_to_numpy(variables[path])
+        np.testing.assert_array_equal(found, value, err_msg=path)
