@@ -16,6 +16,7 @@ import keras_vit  # before Keras: it chooses a backend that is installed
 
 # isort: split
 import keras
+import numpy as np
 from _fashion_mnist_data import load
 
 
@@ -35,29 +36,54 @@ def make_model(dtype=None):
     )
 
 
-def train(model, images, labels, epochs, batch_size):
-    # The model is trained behind random flips, shifts and erased boxes, and used without them.
-    trainer = keras.Sequential(
-        [
-            keras.layers.RandomFlip("horizontal"),
-            keras.layers.RandomTranslation(0.1, 0.1, fill_mode="constant"),
-            keras.layers.RandomErasing(factor=0.5, scale=(0.02, 0.15), value_range=(0, 255)),
-            model,
-        ]
-    )
+class Augmented(keras.utils.PyDataset):
+    """Batches with random flips, shifts of up to `shift` pixels and boxes of noise."""
+
+    def __init__(self, images, targets, batch_size, seed, shift=2, box=8):
+        super().__init__()
+        self.images, self.targets, self.batch_size = images, targets, batch_size
+        self.shift, self.box = shift, box
+        self.rng = np.random.default_rng(seed)
+        self.on_epoch_end()
+
+    def __len__(self):
+        return -(-len(self.images) // self.batch_size)
+
+    def on_epoch_end(self):
+        self.order = self.rng.permutation(len(self.images))
+
+    def __getitem__(self, index):
+        rows = self.order[index * self.batch_size : (index + 1) * self.batch_size]
+        images, (count, height, width) = self.images[rows], (len(rows), *self.images.shape[1:3])
+        flip, noisy = self.rng.random((2, count)) < 0.5
+        images = np.where(flip[:, None, None, None], images[:, :, ::-1], images)
+        padded = np.pad(images, ((0, 0), (self.shift,) * 2, (self.shift,) * 2, (0, 0)))
+        windows = np.lib.stride_tricks.sliding_window_view(padded, (height, width), axis=(1, 2))
+        top, left = self.rng.integers(0, 2 * self.shift + 1, (2, count))
+        images = windows[np.arange(count), top, left].transpose(0, 2, 3, 1).astype("float32")
+        y, x = np.ogrid[:height, :width]
+        top, left, tall, wide = self.rng.integers(0, [[height], [width], [self.box], [self.box]],
+                                                  (4, count))[:, :, None, None]  # fmt: skip
+        inside = (y >= top) & (y < top + tall) & (x >= left) & (x < left + wide)
+        inside = (inside & noisy[:, None, None])[..., None]
+        noise = self.rng.uniform(0, 255, images.shape)
+        return np.where(inside, noise, images).astype("float32"), self.targets[rows]
+
+
+def train(model, images, labels, epochs, batch_size, seed):
     steps = epochs * -(-len(images) // batch_size)
     warmup = steps // 20
     learning_rate = keras.optimizers.schedules.CosineDecay(
         0.0, steps - warmup, warmup_target=2e-3, warmup_steps=warmup
     )
-    trainer.compile(
+    model.compile(
         # The weights end as the average of the last steps.
         keras.optimizers.AdamW(learning_rate, weight_decay=0.05, use_ema=True, ema_momentum=0.999),
         keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=0.1),
         metrics=["accuracy"],
     )
-    targets = keras.utils.to_categorical(labels, 10)
-    trainer.fit(images, targets, epochs=epochs, batch_size=batch_size, verbose=2)
+    batches = Augmented(images, keras.utils.to_categorical(labels, 10), batch_size, seed)
+    model.fit(batches, epochs=epochs, verbose=2)
 
 
 def device_name():
@@ -97,7 +123,7 @@ def main():
     print(f"{model.count_params():,} parameters, {len(images):,} training pictures")
 
     start = time.perf_counter()
-    train(model, images, labels, options.epochs, options.batch_size)
+    train(model, images, labels, options.epochs, options.batch_size, options.seed)
     seconds = time.perf_counter() - start
     model.compile(
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"]
