@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 
 import keras
@@ -84,9 +85,10 @@ def _rebuild(model: FlatModel, changes: dict, fresh: tuple[str, ...]) -> FlatMod
             continue
         source = old.get(variable.path)
         value = None if source is None else keras.ops.convert_to_numpy(source)
-        if value is not None and value.shape != tuple(variable.shape):
-            value = adapt(variable.path, value)
-            resampled.append(variable.path)
+        if value is not None:
+            kept, value = value, adapt(variable.path, value)
+            if value is not kept:
+                resampled.append(variable.path)
         if value is None or value.shape != tuple(variable.shape):
             raise ValueError(
                 f"{sorted(changes)} change more than head or image size: {variable.path} would "
@@ -111,29 +113,32 @@ def _parameters(model):
 
 
 def _adaptation(old: FlatModel, new: FlatModel):
-    """A function from path and old value to the value for the new grid, or None."""
+    """A function from path and old value to the value for the new grid, the same where none is due.
+
+    The shape does not tell: grids of 4 x 6 and 6 x 4 patches have tables of the same size.
+    """
     if not isinstance(old, VisionTransformer) or not isinstance(new, VisionTransformer):
-        return lambda path, value: None
-    grids = old.grid_shape, new.grid_shape
+        return lambda path, value: value
+    before, (height, width) = old.grid_shape, new.grid_shape
     rules = {
-        "position_embedding/embedding": lambda table: resample_positions(table, *grids),
-        "x_embedding": lambda table: _resample_rows(table, grids[1][1]),
-        "y_embedding": lambda table: _resample_rows(table, grids[1][0]),
-        "relative_position/embedding": lambda table: _resample_rows(
-            table, 2 * grids[1][0] * grids[1][1] - 1
+        r"position_embedding(_\d+)?/embedding": lambda t: resample_positions(
+            t, before, (height, width)
         ),
+        r"x_embedding": lambda t: _resample_rows(t, width),
+        r"y_embedding": lambda t: _resample_rows(t, height),
+        r"relative_position/embedding": lambda t: _resample_rows(t, 2 * height * width - 1),
     }
 
-    def adapt(path: str, value: np.ndarray) -> np.ndarray | None:
-        if "position_embedding" in path.split("/")[-2] and path.endswith("/embedding"):
-            return rules["position_embedding/embedding"](value)
+    def adapt(path: str, value: np.ndarray) -> np.ndarray:
         for ending, rule in rules.items():
-            if path.endswith(ending):
+            if re.search(f"(^|/){ending}$", path):
                 return rule(value)
-        return None
+        return value
 
     return adapt
 
 
 def _resample_rows(table: np.ndarray, rows: int) -> np.ndarray:
+    if table.shape[0] == rows:
+        return table
     return resample_axis(table, 0, rows).astype(table.dtype)
