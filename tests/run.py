@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -92,6 +93,17 @@ def judge(result: Result, code: int, report: Path) -> Result:
     return result
 
 
+started: list[subprocess.Popen] = []
+
+
+def stop(number: int, frame: object) -> None:
+    """Ends the processes started here, too, when this one is told to end."""
+    for process in started:
+        process.terminate()
+    # The other threads wait for what was ended and would start the next backend: do not wait.
+    os._exit(128 + number)
+
+
 def run_backend(backend: str, arguments: list[str], capture: bool) -> Result:
     """Runs pytest under `backend`; with `capture`, prints its output in one piece at the end."""
     environment = DEFAULTS | os.environ | {"KERAS_BACKEND": backend}
@@ -103,7 +115,7 @@ def run_backend(backend: str, arguments: list[str], capture: bool) -> Result:
             *("-o", f"cache_dir=.pytest_cache/{backend}", *arguments),
         ]
         start = time.monotonic()
-        process = subprocess.run(
+        process = subprocess.Popen(
             command,
             cwd=ROOT,
             env=environment,
@@ -111,9 +123,11 @@ def run_backend(backend: str, arguments: list[str], capture: bool) -> Result:
             stdout=subprocess.PIPE if capture else None,
             stderr=subprocess.STDOUT if capture else None,
         )
+        started.append(process)
+        output, _ = process.communicate()
         result.seconds = time.monotonic() - start
         if capture:
-            print(f"\n===== {backend} =====\n{process.stdout}", flush=True)
+            print(f"\n===== {backend} =====\n{output}", flush=True)
         return judge(result, process.returncode, report)
 
 
@@ -135,6 +149,7 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
 def main(arguments: list[str]) -> int:
     """Runs the backends and returns the exit status."""
     options, rest = parse(arguments)
+    signal.signal(signal.SIGTERM, stop)
     missing = [name for name in options.names if importlib.util.find_spec(name) is None]
     present = [name for name in options.names if name not in missing]
     results = []

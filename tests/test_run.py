@@ -1,8 +1,11 @@
 """The runner of the suite itself: its verdicts, and the totals on its last line."""
 
 import importlib.util
+import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 import run
@@ -76,3 +79,23 @@ def test_the_last_line_has_the_totals(tmp_path, jobs):
     done = start("--backends", "jax,torch", "--jobs", jobs, str(tmp_path))
     assert done.returncode == 1
     assert done.stdout.splitlines()[-1] == "3 passed, 1 failed, 2 skipped"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")
+def test_ending_the_runner_ends_its_tests(tmp_path):
+    started = tmp_path / "started"
+    (tmp_path / "pytest.ini").write_text("[pytest]")
+    (tmp_path / "test_it.py").write_text(
+        f"import pathlib, time\ndef test_a(): pathlib.Path({str(started)!r}).touch(); time.sleep(60)"
+    )
+    backend = os.environ.get("KERAS_BACKEND", "tensorflow")
+    command = [sys.executable, run.__file__, "--backends", backend, str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    end = time.monotonic() + 60
+    while not started.exists():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    process.terminate()
+    # The pipe ends when every process that writes to it has.
+    process.communicate(timeout=10)
+    assert process.returncode == 128 + signal.SIGTERM
