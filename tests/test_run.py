@@ -86,7 +86,8 @@ def test_ending_the_runner_ends_its_tests(tmp_path):
     started = tmp_path / "started"
     (tmp_path / "pytest.ini").write_text("[pytest]")
     (tmp_path / "test_it.py").write_text(
-        f"import pathlib, time\ndef test_a(): pathlib.Path({str(started)!r}).touch(); time.sleep(60)"
+        "import pathlib, time\n"
+        f"def test_a(): pathlib.Path({str(started)!r}).touch(); time.sleep(60)\n"
     )
     backend = os.environ.get("KERAS_BACKEND", "tensorflow")
     command = [sys.executable, run.__file__, "--backends", backend, str(tmp_path)]
