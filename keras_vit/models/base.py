@@ -37,6 +37,18 @@ class FlatModel(keras.Model):
         if config["num_classes"] is not None:
             self.compile(**default_compilation(config["classifier_activation"]))
 
+    def call(self, inputs, training=None, mask=None):
+        """Runs the model; a ValueError names the shape that images must have."""
+        expected = self._flat_config["image_shape"]
+        for images in keras.tree.flatten(inputs):
+            if len(images.shape) != 4 or tuple(images.shape[1:]) != expected:
+                raise ValueError(
+                    f"`images` must have shape (batch, {', '.join(map(str, expected))}); resize "
+                    "them, or build the model with another `image_shape`. "
+                    f"Received: images.shape={tuple(images.shape)}"
+                )
+        return super().call(inputs, training=training, mask=mask)
+
     def get_config(self):
         """Returns all constructor arguments, and which layers are frozen."""
         return {
