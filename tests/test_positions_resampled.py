@@ -4,7 +4,13 @@ import keras
 import numpy as np
 import parity
 import pytest
-from parity_cases import LARGEST_RELATIVE_TOLERANCE, LEAST_TOLERANCE, RESIZED, needs_fixtures
+from parity_cases import (
+    LARGEST_RELATIVE_TOLERANCE,
+    LEAST_TOLERANCE,
+    RESIZED,
+    needs_fixtures,
+    without_random_values,
+)
 
 import keras_vit
 from keras_vit.checkpoints.adapt import resample_positions
@@ -23,6 +29,12 @@ B16 = {
 SMALL = {**B16, "image_shape": (12, 20, 3), "patch_size": 4, "num_layers": 2}
 
 by_case = pytest.mark.parametrize("reference", RESIZED, ids=str)
+
+
+@pytest.fixture(autouse=True)
+def _without_random_values():
+    with without_random_values():
+        yield
 
 
 def sizes(reference) -> list[tuple[int, int]]:
