@@ -64,6 +64,12 @@ def randomize(layer):
         variable.assign(values)
 
 
+def randomize_by_order(layer):
+    """As `randomize`, but by the weights' order, for layers with automatic names."""
+    for index, variable in enumerate(layer.weights):
+        variable.assign(noise(tuple(variable.shape), f"weight {index}"))
+
+
 def copy_state(source, target):
     """Copies all variables, random states included."""
     assert len(source.variables) == len(target.variables)
@@ -203,13 +209,12 @@ def arguments(cls):
     for owner in cls.__mro__:
         if not owner.__module__.startswith("keras_vit") or "__init__" not in vars(owner):
             continue
-        for parameter in inspect.signature(owner.__init__).parameters.values():
+        parameters = inspect.signature(owner.__init__).parameters.values()
+        for parameter in parameters:
             if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
                 found.setdefault(parameter.name, parameter.default)
-        if not any(
-            p.kind is p.VAR_KEYWORD for p in inspect.signature(owner.__init__).parameters.values()
-        ):
-            break
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+            break  # takes nothing of its bases
     for name in ("self", "name", "dtype"):
         found.pop(name, None)
     return found

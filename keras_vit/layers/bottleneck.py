@@ -102,9 +102,10 @@ class RootBlock(_ResNetLayer):
         self.norm = None if self.preactivation else self._norm("norm")
 
     def build(self, input_shape):
-        self.conv.build(input_shape)
         if self.norm is not None:
             _checks.divides("groups", self.groups, "filters", self.filters)
+        self.conv.build(input_shape)
+        if self.norm is not None:
             self.norm.build(self.conv.compute_output_shape(input_shape))
         self.built = True
 

@@ -114,6 +114,7 @@ class TransformerBlock(keras.layers.Layer):
         return DropPath(self.drop_path_rate, dtype=self.dtype_policy, name=name)
 
     def build(self, input_shape):
+        _checks.divides("num_heads", self.attention.num_heads, "hidden_dim", input_shape[-1])
         for layer in (
             self.attention_norm,
             self.attention,
