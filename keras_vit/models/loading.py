@@ -9,9 +9,9 @@ from typing import Any
 
 import keras
 
-# An optimizer that never made a step has no state but its step count and learning rate. Keras
-# warns that the fresh optimizer has more; nothing is lost.
-_NEVER_TRAINED = r"Skipping variable loading for optimizer .* saved optimizer has [12] variables\."
+# An optimizer that never made a step has no state but step count, learning rate and loss scale.
+# Keras warns that the fresh optimizer has more; nothing is lost.
+_NEVER_TRAINED = r"Skipping variable loading for optimizer .* saved optimizer has [1-4] variables\."
 
 
 def load_model(path, *, compile: bool = True, safe_mode: bool = True, custom_objects=None):  # noqa: A002

@@ -8,6 +8,7 @@ import warnings
 import keras
 import numpy as np
 
+from keras_vit import _checks
 from keras_vit.checkpoints.adapt import resample_axis, resample_positions
 from keras_vit.models.base import FlatModel
 from keras_vit.models.vit import VisionTransformer
@@ -30,6 +31,7 @@ def replace_head(model: FlatModel, num_classes: int | None, **changes) -> FlatMo
     Raises:
         ValueError: on arguments out of range, or changes that other weights do not survive.
     """
+    _check_model(model)
     changes = {"num_classes": num_classes, **changes}
     if num_classes is None:
         changes.setdefault("classifier_activation", None)
@@ -42,7 +44,9 @@ def resize(model: FlatModel, image_shape: tuple[int, int, int]) -> FlatModel:
     """Returns a new model for another image size; learned positions are resampled.
 
     The patch stays, so the number of patches changes: positions go through the official rule,
-    see `checkpoints.adapt.resample_positions`. A warning says so.
+    see `checkpoints.adapt.resample_positions`. A warning says so. Relative positions are
+    resampled along the one-dimensional offset, which mixes rows where the grid's width changes:
+    fine-tune such a model.
 
     Args:
         model: `VisionTransformer` or `BiTResNet`.
@@ -57,30 +61,35 @@ def resize(model: FlatModel, image_shape: tuple[int, int, int]) -> FlatModel:
     Reference:
         arXiv 2010.11929, section 3.2.
     """
+    _check_model(model)
+    image_shape = _checks.int_tuple("image_shape", image_shape, length=3)
     channels = model.get_config()["image_shape"][-1]
-    if len(tuple(image_shape)) == 3 and image_shape[-1] != channels:
+    if image_shape[-1] != channels:
         raise ValueError(
             f"`image_shape` must keep the model's {channels} channels. "
-            f"Received: image_shape={tuple(image_shape)}"
+            f"Received: image_shape={image_shape}"
         )
-    return _rebuild(model, {"image_shape": tuple(image_shape)}, fresh=())
+    return _rebuild(model, {"image_shape": image_shape}, fresh=())
 
 
-def _rebuild(model: FlatModel, changes: dict, fresh: tuple[str, ...]) -> FlatModel:
+def _check_model(model) -> None:
     if not isinstance(model, FlatModel):
         raise ValueError(
             "`model` must be a keras_vit VisionTransformer or BiTResNet. "
             f"Received: model of type {type(model).__name__}"
         )
+
+
+def _rebuild(model: FlatModel, changes: dict, fresh: tuple[str, ...]) -> FlatModel:
     config = model.get_config()
     unknown = changes.keys() - config.keys()
     if unknown:
         raise ValueError(f"Unknown arguments {sorted(unknown)}. Expected some of {sorted(config)}")
     new = type(model).from_config({**config, **changes})
     adapt = _adaptation(model, new)
-    old = {v.path: v for v in model.weights if not v.path.startswith("seed_generator")}
+    old = {v.path: v for v in model.weights}
     resampled, pending = [], []
-    for variable in _parameters(new):
+    for variable in new.weights:
         if variable.path.split("/")[0] in fresh:
             continue
         source = old.get(variable.path)
@@ -105,11 +114,6 @@ def _rebuild(model: FlatModel, changes: dict, fresh: tuple[str, ...]) -> FlatMod
             stacklevel=3,
         )
     return new
-
-
-def _parameters(model):
-    """All weights but the states of random layers."""
-    return [v for v in model.weights if keras.backend.is_float_dtype(v.dtype)]
 
 
 def _adaptation(old: FlatModel, new: FlatModel):

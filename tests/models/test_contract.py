@@ -8,7 +8,7 @@ import keras_vit
 # What every option looks like away from its default, in models that may have it together.
 VIT = {
     "image_shape": (14, 21, 3),
-    "patch_size": 7,
+    "patch_size": (7, 7),
     "hidden_dim": 8,
     "num_layers": 2,
     "num_heads": 2,
@@ -55,7 +55,13 @@ VIT_CASES = {
         "activation": "quick_gelu",
         "include_rescaling": False,
     },
-    "relative_features": {**VIT, "position_embedding": "relative", "num_classes": None},
+    # By the mean of the patches: the class token has no relative position.
+    "relative_features": {
+        **VIT,
+        "position_embedding": "relative",
+        "num_classes": None,
+        "pooling": "gap",
+    },
     "hybrid_every_layer": {
         **VIT,
         "image_shape": (24, 40, 3),
