@@ -32,6 +32,8 @@ def attention_maps(model: VisionTransformer, images, layers=None) -> list[np.nda
             f"`layers` must be indices of the model's {len(blocks)} blocks. Received: {wrong}"
         )
     chosen = [blocks[index] for index in indices]
+    if not chosen:
+        return []
     inputs = keras.Model(model.input, [block.input for block in chosen])
     tokens = inputs(keras.ops.convert_to_tensor(images, dtype="float32"), training=False)
     tokens = tokens if isinstance(tokens, (list, tuple)) else [tokens]

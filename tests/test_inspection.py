@@ -1,0 +1,111 @@
+"""Looking inside a model: attention maps and rollout."""
+
+import harness
+import keras
+import numpy as np
+import pytest
+
+import keras_vit
+from keras_vit import inspection
+
+VIT = {"image_shape": (14, 21, 3), "patch_size": 7, "hidden_dim": 10, "num_layers": 3}
+VIT |= {"num_heads": 2, "mlp_dim": 13, "num_classes": 5, "num_registers": 2}
+
+
+@pytest.fixture(scope="module")
+def model():
+    model = keras_vit.VisionTransformer(**VIT, dropout_rate=0.5)
+    harness.randomize(model)
+    return model
+
+
+@pytest.fixture(scope="module")
+def images():
+    return harness.pixels((3, 14, 21, 3))
+
+
+def test_maps_are_what_the_blocks_compute(model, images):
+    before = harness.snapshot(model)
+    logits = harness.numpy(model(images, training=False))
+    maps = inspection.attention_maps(model, images)
+    assert [m.shape for m in maps] == [(3, 2, 9, 9)] * 3
+    for scores in maps:
+        assert scores.dtype == "float32"
+        np.testing.assert_allclose(scores.sum(-1), 1, atol=1e-5)
+    # Block by block, by hand.
+    x = keras.Model(model.input, model.get_layer("patch_encoder").output)(images, training=False)
+    for block, scores in zip(model.encoder_blocks, maps, strict=True):
+        np.testing.assert_allclose(harness.numpy(block.attention_scores(x)), scores, atol=1e-6)
+        x = block(x, training=False)
+    assert np.abs(maps[0] - maps[1]).max() > 1e-3
+    harness.assert_same(harness.snapshot(model), before, "looking changed the model")
+    np.testing.assert_array_equal(harness.numpy(model(images, training=False)), logits)
+
+
+@pytest.mark.parametrize("layers", [[0], [2, 0], [-1], range(1, 3), []])
+def test_some_layers(model, images, layers):
+    every = inspection.attention_maps(model, images)
+    some = inspection.attention_maps(model, images, layers=layers)
+    assert len(some) == len(layers)
+    for index, scores in zip(layers, some, strict=True):
+        np.testing.assert_allclose(scores, every[index], atol=1e-6)
+
+
+def test_pictures_of_whole_numbers(model, images):
+    whole = images.astype("uint8")
+    by_dtype = [
+        inspection.attention_maps(model, x, layers=[-1])[0] for x in (whole, whole.astype(float))
+    ]
+    np.testing.assert_array_equal(*by_dtype)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"position_placement": "every_layer"},
+        {"position_embedding": "relative", "pooling": "gap"},
+        {"pooling": "map", "class_token": False, "pre_norm": True, "patch_dropout_rate": 0.5},
+        {"dtype": "mixed_bfloat16", "qk_norm": True, "remat": True},
+    ],
+)
+def test_other_architectures(changes, images):
+    model = keras_vit.VisionTransformer(**{**VIT, "num_layers": 1, **changes})
+    (scores,) = inspection.attention_maps(model, images)
+    tokens = model.num_prefix_tokens + 6
+    assert scores.shape == (3, 2, tokens, tokens)
+    np.testing.assert_allclose(scores.sum(-1), 1, atol=1e-5)
+    shares = inspection.attention_rollout(model, images)
+    np.testing.assert_allclose(shares.sum((1, 2)), 1, atol=1e-5)
+
+
+@pytest.mark.parametrize("pooling", ["token", "gap"])
+def test_rollout_equals_a_loop(images, pooling):
+    model = keras_vit.VisionTransformer(**{**VIT, "pooling": pooling})
+    harness.randomize(model)
+    maps = inspection.attention_maps(model, images)
+    shares = inspection.attention_rollout(model, images)
+    assert shares.shape == (3, 2, 3)
+    prefix = model.num_prefix_tokens
+    for sample in range(3):
+        product = np.eye(prefix + 6)
+        for scores in maps:
+            mixed = 0.5 * scores[sample].astype("float64").mean(0) + 0.5 * np.eye(prefix + 6)
+            product = mixed @ product
+        row = product[0] if pooling == "token" else product.mean(0)
+        expected = row[prefix:] / row[prefix:].sum()
+        np.testing.assert_allclose(shares[sample].ravel(), expected, atol=1e-5)
+
+
+def test_a_model_of_another_kind(images):
+    resnet = keras_vit.BiTResNet(
+        image_shape=(14, 21, 3), block_counts=(1,), width_factor=0.125, groups=4
+    )
+    for look in (inspection.attention_maps, inspection.attention_rollout):
+        with pytest.raises(ValueError, match="VisionTransformer.*Received: .*BiTResNet"):
+            look(resnet, images)
+
+
+@pytest.mark.parametrize("layers", [[3], [-4], [0, 7]])
+def test_a_layer_that_is_not_there(model, images, layers):
+    with pytest.raises(ValueError, match=rf"3 blocks.*Received: \[{layers[-1]}\]"):
+        inspection.attention_maps(model, images, layers=layers)
