@@ -56,10 +56,11 @@ def read_idx(folder: Path, name: str, dimensions: int) -> np.ndarray:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"{path} is no whole gzip file: {error}") from error
-    header = np.frombuffer(raw[: 4 * (1 + dimensions)], ">u4")
-    if len(header) != 1 + dimensions or header[0] != _MAGIC[dimensions]:
+    start = 4 * (1 + dimensions)
+    magic, *shape = np.frombuffer(raw[:start].ljust(start, b"\0"), ">u4").tolist()
+    if magic != _MAGIC[dimensions]:
         raise ValueError(f"{path} is no IDX file of unsigned bytes in {dimensions} dimensions")
-    shape, data = tuple(int(side) for side in header[1:]), raw[4 * (1 + dimensions) :]
+    data = raw[start:]
     if len(data) != np.prod(shape):
         raise ValueError(f"{path} should hold {np.prod(shape)} values of {shape}, not {len(data)}")
     return np.frombuffer(data, "uint8").reshape(shape)
