@@ -11,6 +11,7 @@ import subprocess
 import sys
 import zlib
 from pathlib import Path
+from unittest import mock
 
 import keras_vit  # isort: skip  # chooses the backend, so it comes before Keras
 
@@ -399,6 +400,9 @@ def check_model(cls, kwargs, policy, path, without_gradient=(), batch=5):
     assert keras.backend.standardize_dtype(model.output.dtype) == "float32"
     assert model.input.name == "images"
     check_policy(model, policy, FLOAT32_LAYERS)
+    # Keras makes a plain functional model of the same layers, whatever the class was.
+    clone = keras.models.clone_model(model)
+    assert [v.path for v in clone.weights] == [v.path for v in model.weights]
 
     check_gradients(model, images, without_gradient)
     copy_state(model, rebuilt)
@@ -424,6 +428,17 @@ def check_training(model, steps=20, scale=1000.0, batch=8):
     logits = run(model, images)
     assert keras.backend.standardize_dtype(logits.dtype) == "float32"
     assert np.isfinite(numpy(logits)).all()
+
+    calls, call = [], type(model).call
+
+    def counting(self, *args, **kwargs):
+        calls.append(self)
+        return call(self, *args, **kwargs)
+
+    with mock.patch.object(type(model), "call", counting):
+        model.fit(images, labels, batch_size=batch, verbose=0)
+    if BACKEND != "torch":  # which runs eagerly
+        assert not calls, "the second fit on the same shape traced again"
     return history
 
 
