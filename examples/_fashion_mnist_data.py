@@ -58,7 +58,7 @@ def read_idx(folder: Path, name: str, dimensions: int) -> np.ndarray:
         raise ValueError(f"{path} is no whole gzip file: {error}") from error
     start = 4 * (1 + dimensions)
     magic, *shape = np.frombuffer(raw[:start].ljust(start, b"\0"), ">u4").tolist()
-    if magic != _MAGIC[dimensions]:
+    if len(raw) < start or magic != _MAGIC[dimensions]:
         raise ValueError(f"{path} is no IDX file of unsigned bytes in {dimensions} dimensions")
     data = raw[start:]
     if len(data) != np.prod(shape):
