@@ -447,12 +447,18 @@ def check_training(model, steps=20, scale=1000.0, batch=8):
 
 def run_python(code, *args, backend=BACKEND, folder=None):
     """Runs code in a fresh process under a backend; returns what it printed."""
+    return run_interpreter("-P", "-c", code, *args, backend=backend, folder=folder)
+
+
+def run_interpreter(*arguments, backend=BACKEND, folder=None):
+    """Runs Python with arguments in a fresh process under a backend; returns what it printed."""
     environment = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "2"}
+    environment["PYTHONUTF8"] = "1"
     environment["PYTHONPATH"] = os.pathsep.join(
         [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     )
     done = subprocess.run(
-        [sys.executable, "-P", "-c", code, *map(str, args)],
+        [sys.executable, *map(str, arguments)],
         cwd=folder,
         env=environment,
         capture_output=True,

@@ -2,11 +2,10 @@
 
 import gzip
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
+import harness
 import keras
 import numpy as np
 import pytest
@@ -17,18 +16,7 @@ from _fashion_mnist_data import load, read_idx  # noqa: E402
 
 
 def run(script, *arguments, folder):
-    environment = {**os.environ, "KERAS_BACKEND": keras.backend.backend(), "PYTHONUTF8": "1"}
-    environment["PYTHONPATH"] = str(EXAMPLES.parent)
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / script), "--smoke", *map(str, arguments)],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return harness.run_interpreter(EXAMPLES / script, "--smoke", *arguments, folder=folder)
 
 
 def idx(array):
