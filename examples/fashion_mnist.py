@@ -88,18 +88,22 @@ def train(model, images, labels, epochs, batch_size, seed):
 
 def device_name():
     """What the figures were measured on."""
+    cpu = platform.processor() or platform.machine()
     if keras.backend.backend() == "torch":
         import torch
 
-        return torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor()
+        return torch.cuda.get_device_name() if torch.cuda.is_available() else cpu
     if keras.backend.backend() == "jax":
         import jax
 
-        return jax.devices()[0].device_kind
+        device = jax.devices()[0]
+        return cpu if device.platform == "cpu" else device.device_kind
     import tensorflow
 
     gpus = tensorflow.config.list_physical_devices("GPU")
-    return str(gpus[0]) if gpus else platform.processor()
+    return (
+        tensorflow.config.experimental.get_device_details(gpus[0])["device_name"] if gpus else cpu
+    )
 
 
 def main():

@@ -53,6 +53,7 @@ def test_fashion_mnist(tmp_path, pictures):
     assert report["parameters"] < 2_000_000
     assert 0 <= report["test_accuracy"] <= 1
     assert report["backend"] == keras.backend.backend()
+    assert report["device"]
     assert (tmp_path / "out" / "fashion_mnist.keras").exists()
 
 

@@ -59,6 +59,12 @@ class FlatModel(keras.Model):
             "frozen_layers": [layer.name for layer in self.layers if not layer.trainable],
         }
 
+    def get_compile_config(self):
+        # Keras writes what "auto" came to under the backend that saves: True under JAX, which
+        # makes PyTorch compile for minutes, and False under TensorFlow, which leaves JAX without.
+        config = super().get_compile_config()
+        return {**config, "jit_compile": "auto"} if config else config
+
     @classmethod
     def from_config(cls, config, custom_objects=None):
         """Builds the model that `get_config` described."""
