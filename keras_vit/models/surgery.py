@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Sequence
 
 import keras
 import numpy as np
@@ -40,7 +41,7 @@ def replace_head(model: FlatModel, num_classes: int | None, **changes) -> FlatMo
     return _rebuild(model, changes, fresh=HEAD_LAYERS)
 
 
-def resize(model: FlatModel, image_shape: tuple[int, int, int]) -> FlatModel:
+def resize(model: FlatModel, image_shape: Sequence[int]) -> FlatModel:
     """Returns a new model for another image size; learned positions are resampled.
 
     The patch stays, so the number of patches changes: positions go through the official rule,
