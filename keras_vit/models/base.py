@@ -60,6 +60,7 @@ class FlatModel(keras.Model):
         }
 
     def get_compile_config(self):
+        """Returns the arguments of `compile`; whether to compile, each backend decides."""
         # Keras writes what "auto" came to under the backend that saves: True under JAX, which
         # makes PyTorch compile for minutes, and False under TensorFlow, which leaves JAX without.
         config = super().get_compile_config()
