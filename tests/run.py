@@ -1,6 +1,6 @@
 """Runs the test suite once per backend, each in its own process.
 
-    python tests/run.py                                # all three
+    python tests/run.py                                # all three, two at a time
     python tests/run.py --backends jax,torch           # some of them
     python tests/run.py tests/test_deps.py -k select   # the rest goes to pytest
 
@@ -137,7 +137,9 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--backends", help=f"comma-separated, of {', '.join(BACKENDS)}")
-    parser.add_argument("--jobs", type=int, default=1, help="backends to run at the same time")
+    # A backend keeps one core busy: two at a time where there are two cores.
+    jobs = min(2, os.cpu_count() or 1)
+    parser.add_argument("--jobs", type=int, default=jobs, help="backends to run at the same time")
     options, rest = parser.parse_known_args(arguments)
     names = options.backends.split(",") if options.backends else list(BACKENDS)
     if unknown := [name for name in names if name not in BACKENDS]:
