@@ -114,6 +114,8 @@ def run_backend(backend: str, arguments: list[str], capture: bool) -> Result:
             *(sys.executable, "-m", "pytest", f"--junitxml={report}"),
             *("-o", f"cache_dir=.pytest_cache/{backend}", *arguments),
         ]
+        if capture:
+            print(f"{backend}: running, its output follows when it is through", flush=True)
         start = time.monotonic()
         process = subprocess.Popen(
             command,
