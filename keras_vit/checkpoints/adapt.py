@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-PREFIX_MESSAGE = "prefix rows (class token) followed by one row a patch"
-
 
 def resample_positions(
     table: np.ndarray, old_grid: tuple[int, int], new_grid: tuple[int, int]
@@ -35,8 +33,8 @@ def resample_positions(
     prefix = table.shape[0] - old_grid[0] * old_grid[1]
     if prefix < 0:
         raise ValueError(
-            f"A position table has {PREFIX_MESSAGE}. Received: {table.shape[0]} rows for a grid "
-            f"of {old_grid[0]} x {old_grid[1]}"
+            "A position table has a row for each patch, after those of prefix tokens. "
+            f"Received: {table.shape[0]} rows for a grid of {old_grid[0]} x {old_grid[1]}"
         )
     grid = table[prefix:].reshape(*old_grid, -1)
     grid = resample_axis(resample_axis(grid, 0, new_grid[0]), 1, new_grid[1])

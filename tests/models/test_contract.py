@@ -101,18 +101,9 @@ CASES = [
 IDS = [f"{cls.__name__}-{name}" for cls, name, _ in CASES]
 
 
+@pytest.mark.parametrize("policy", harness.POLICIES)
 @pytest.mark.parametrize(("cls", "name", "kwargs"), CASES, ids=IDS)
-def test_model(cls, name, kwargs, tmp_path):
-    harness.check_model(cls, kwargs, "float32", tmp_path / "model.keras", BLIND)
-
-
-@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
-@pytest.mark.parametrize(
-    ("cls", "name", "kwargs"),
-    [case for case in CASES if case[1] in ("everything", "hybrid_every_layer", "v2")],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_model_in_half_precision(cls, name, kwargs, policy, tmp_path):
+def test_model(cls, name, kwargs, policy, tmp_path):
     harness.check_model(cls, kwargs, policy, tmp_path / "model.keras", BLIND)
 
 
