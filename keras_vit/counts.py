@@ -29,7 +29,9 @@ VIT_DEFAULTS: dict[str, Any] = {
     "mlp_dim": 3072,
     "num_classes": 1000,
     "pooling": "token",
+    "distillation": None,
     "representation_size": None,
+    "head_bias": True,
     "stem": None,
     "position_embedding": "learned",
     "position_placement": "stem",
@@ -53,7 +55,8 @@ BIT_DEFAULTS: dict[str, Any] = {
 STEM_DEFAULTS: dict[str, Any] = {"block_counts": (), "width": 64}
 
 _VIT_CHOICES: dict[str, tuple[Any, ...]] = {
-    "pooling": ("token", "gap", "map", None),
+    "pooling": ("token", "gap", "mean", "token_gap", "map", None),
+    "distillation": (None, "token", "head"),
     "position_embedding": ("learned", "learned_2d", "sincos2d", "relative", "none"),
     "position_placement": ("stem", "every_layer", "shared"),
     "activation": ("gelu", "gelu_tanh", "quick_gelu", "swiglu"),
@@ -207,11 +210,12 @@ def _block(config: Mapping[str, Any], tokens: int, patches: int) -> Cost:
 
 def _positions(config: Mapping[str, Any], grid: tuple[int, int], class_token: bool) -> Cost:
     """The tables that are added to the tokens."""
-    class_row = int(class_token and config["class_token_position"])
+    distilled = config["distillation"] is not None
+    prefix_rows = 1 + distilled if class_token and config["class_token_position"] else 0
     width = config["hidden_dim"]
     table = {
-        "learned": (grid[0] * grid[1] + class_row) * width,
-        "learned_2d": sum(grid) * (width // 2) + class_row * width,
+        "learned": (grid[0] * grid[1] + prefix_rows) * width,
+        "learned_2d": sum(grid) * (width // 2) + prefix_rows * width,
     }.get(config["position_embedding"], 0)
     copies = config["num_layers"] if config["position_placement"] == "every_layer" else 1
     return Cost(params=table) * copies
@@ -225,10 +229,13 @@ def _attention_pooling(config: Mapping[str, Any], tokens: int) -> Cost:
 
 
 def _head(config: Mapping[str, Any]) -> Cost:
-    width, size = config["hidden_dim"], config["representation_size"]
+    width = config["hidden_dim"] * (2 if config["pooling"] == "token_gap" else 1)
+    size, classes = config["representation_size"], config["num_classes"]
     cost = _dense(1, width, size) if size else Cost()
-    classes = config["num_classes"]
-    return cost + (Cost() if classes is None else _dense(1, size or width, classes))
+    if classes is None:
+        return cost
+    heads = 2 if config["distillation"] == "head" else 1
+    return cost + _dense(1, size or width, classes, config["head_bias"]) * heads
 
 
 def _vision_transformer(config: Mapping[str, Any]) -> Cost:
@@ -240,8 +247,10 @@ def _vision_transformer(config: Mapping[str, Any]) -> Cost:
         )
     grid, patch = _grid(config, size)
     patches, width, pooling = grid[0] * grid[1], config["hidden_dim"], config["pooling"]
-    class_token = pooling == "token" if config["class_token"] is None else config["class_token"]
-    prefix = int(class_token) + config["num_registers"]
+    class_token, distilled = config["class_token"], config["distillation"] is not None
+    if class_token is None:
+        class_token = pooling in ("token", "token_gap") or distilled
+    prefix = int(class_token) + int(distilled) + config["num_registers"]
     tokens = patches + prefix
 
     cost = stem + _dense(patches, patch[0] * patch[1] * channels, width, not config["pre_norm"])

@@ -25,7 +25,7 @@ POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
 
 # Layers that do not follow the policy, and why: the head and what follows it stay in float32,
 # since half-precision logits cost accuracy and the softmax needs their differences.
-FLOAT32_LAYERS = ("head", "logits", "features")
+FLOAT32_LAYERS = ("head", "head_dist", "distillation_mean", "logits", "features")
 
 
 # Values ------------------------------------------------------------------------------------

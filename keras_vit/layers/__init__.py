@@ -6,7 +6,12 @@ from keras_vit.layers.mlp import MLP
 from keras_vit.layers.patch_encoder import PatchEncoder
 from keras_vit.layers.patches import Patches
 from keras_vit.layers.pixel_scaling import PixelScaling
-from keras_vit.layers.pooling import AttentionPooling, PatchAveragePooling, TokenPooling
+from keras_vit.layers.pooling import (
+    AttentionPooling,
+    PatchAveragePooling,
+    TokenAveragePooling,
+    TokenPooling,
+)
 from keras_vit.layers.position_embedding import PositionEmbedding
 from keras_vit.layers.regularization import DropPath, LayerScale, PatchDropout
 from keras_vit.layers.relative_position import RelativePosition
@@ -29,6 +34,7 @@ __all__ = [
     "RelativePosition",
     "RootBlock",
     "StdConv2D",
+    "TokenAveragePooling",
     "TokenPooling",
     "TransformerBlock",
 ]

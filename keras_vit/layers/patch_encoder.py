@@ -22,8 +22,9 @@ class PatchEncoder(keras.layers.Layer):
         class_token: whether a learnable token, zero at first, comes first.
         class_token_position: whether the class token has a position entry (the paper: yes;
             DeiT-3 and big_vision: no).
-        num_registers: learnable tokens after the class token, without positions
-            (arXiv 2309.16588).
+        distillation_token: whether a second learnable token, zero at first, follows the class
+            token, with a position entry where that has one (arXiv 2012.12877).
+        num_registers: learnable tokens after those, without positions (arXiv 2309.16588).
         use_bias: whether the projection has a bias.
         dropout_rate: dropout after the positions are added.
 
@@ -49,6 +50,7 @@ class PatchEncoder(keras.layers.Layer):
         position_embedding="learned",
         class_token=True,
         class_token_position=True,
+        distillation_token=False,
         num_registers=0,
         use_bias=True,
         dropout_rate=0.0,
@@ -62,10 +64,17 @@ class PatchEncoder(keras.layers.Layer):
         )
         self.use_class_token = _checks.boolean("class_token", class_token)
         self.class_token_position = _checks.boolean("class_token_position", class_token_position)
+        self.use_distillation_token = _checks.boolean("distillation_token", distillation_token)
+        if self.use_distillation_token and not self.use_class_token:
+            raise ValueError(
+                "`distillation_token=True` needs a class token. Received: class_token=False"
+            )
         self.num_registers = _checks.non_negative_int("num_registers", num_registers)
         self.use_bias = _checks.boolean("use_bias", use_bias)
         self.dropout_rate = _checks.rate("dropout_rate", dropout_rate)
-        self.num_prefix_tokens = int(self.use_class_token) + self.num_registers
+        self.num_prefix_tokens = (
+            int(self.use_class_token) + int(self.use_distillation_token) + self.num_registers
+        )
 
         self.projection = keras.layers.Dense(
             self.hidden_dim,
@@ -99,6 +108,10 @@ class PatchEncoder(keras.layers.Layer):
             self.class_token = self.add_weight(
                 name="class_token", shape=(1, 1, self.hidden_dim), initializer="zeros"
             )
+        if self.use_distillation_token:
+            self.distillation_token = self.add_weight(
+                name="distillation_token", shape=(1, 1, self.hidden_dim), initializer="zeros"
+            )
         if self.num_registers:
             self.registers = self.add_weight(
                 name="registers",
@@ -111,6 +124,7 @@ class PatchEncoder(keras.layers.Layer):
                 grid_shape=self.grid_shape or self._square_grid(input_shape[1]),
                 num_prefix_tokens=self.num_prefix_tokens,
                 class_token_position=self.use_class_token and self.class_token_position,
+                distillation_token=self.use_distillation_token,
                 dtype=self.dtype_policy,
                 name="position_embedding",
             )
@@ -123,6 +137,7 @@ class PatchEncoder(keras.layers.Layer):
         x = self.projection(ops.reshape(inputs, (-1, values)))
         x = ops.reshape(x, (-1, patches, self.hidden_dim))
         prefix = [self.class_token] if self.use_class_token else []
+        prefix += [self.distillation_token] if self.use_distillation_token else []
         prefix += [self.registers] if self.num_registers else []
         if prefix:
             batch = ops.shape(x)[0]
@@ -148,6 +163,7 @@ class PatchEncoder(keras.layers.Layer):
             "position_embedding": self.position_embedding_kind,
             "class_token": self.use_class_token,
             "class_token_position": self.class_token_position,
+            "distillation_token": self.use_distillation_token,
             "num_registers": self.num_registers,
             "use_bias": self.use_bias,
             "dropout_rate": self.dropout_rate,

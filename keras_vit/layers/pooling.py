@@ -1,4 +1,4 @@
-"""From tokens to one vector an image: class token, mean of the patches, or attention."""
+"""From tokens to one vector an image: one token, a mean, both side by side, or attention."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from keras_vit.layers.mlp import MLP
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class TokenPooling(keras.layers.Layer):
-    """Takes the class token.
+    """Takes one token: the class token, unless told otherwise.
+
+    Args:
+        index: place of the token in the sequence; DeiT's distillation token has 1.
 
     Call arguments:
         inputs: `(batch, tokens, hidden_dim)`, class token first.
@@ -21,15 +24,18 @@ class TokenPooling(keras.layers.Layer):
         `(batch, hidden_dim)`.
     """
 
+    def __init__(self, index=0, **kwargs):
+        super().__init__(**kwargs)
+        self.index = _checks.non_negative_int("index", index)
+
     def call(self, inputs):
-        return inputs[:, 0]
+        return inputs[:, self.index]
 
     def compute_output_shape(self, input_shape):
         return (input_shape[0], input_shape[2])
 
     def get_config(self):
-        # Keras' automatic config refuses dtype policies; the inherited one is complete.
-        return super().get_config()
+        return {**super().get_config(), "index": self.index}
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
@@ -37,7 +43,7 @@ class PatchAveragePooling(keras.layers.Layer):
     """Averages the patch tokens; class token and registers are left out.
 
     Args:
-        num_prefix_tokens: tokens before the patches.
+        num_prefix_tokens: tokens before the patches; 0 averages all tokens.
 
     Call arguments:
         inputs: `(batch, num_prefix_tokens + patches, hidden_dim)`.
@@ -55,6 +61,38 @@ class PatchAveragePooling(keras.layers.Layer):
 
     def compute_output_shape(self, input_shape):
         return (input_shape[0], input_shape[2])
+
+    def get_config(self):
+        return {**super().get_config(), "num_prefix_tokens": self.num_prefix_tokens}
+
+
+@keras.saving.register_keras_serializable(package="keras_vit")
+class TokenAveragePooling(keras.layers.Layer):
+    """Puts the class token and the mean of the patch tokens side by side.
+
+    Args:
+        num_prefix_tokens: tokens before the patches, at least the class token.
+
+    Call arguments:
+        inputs: `(batch, num_prefix_tokens + patches, hidden_dim)`, class token first.
+
+    Returns:
+        `(batch, 2 * hidden_dim)`.
+
+    Reference:
+        arXiv 2304.07193, the linear evaluation of DINOv2.
+    """
+
+    def __init__(self, num_prefix_tokens=1, **kwargs):
+        super().__init__(**kwargs)
+        self.num_prefix_tokens = _checks.positive_int("num_prefix_tokens", num_prefix_tokens)
+
+    def call(self, inputs):
+        mean = ops.mean(inputs[:, self.num_prefix_tokens :], axis=1)
+        return ops.concatenate([inputs[:, 0], mean], axis=-1)
+
+    def compute_output_shape(self, input_shape):
+        return (input_shape[0], None if input_shape[2] is None else 2 * input_shape[2])
 
     def get_config(self):
         return {**super().get_config(), "num_prefix_tokens": self.num_prefix_tokens}

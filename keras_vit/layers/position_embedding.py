@@ -15,8 +15,9 @@ ADDED_KINDS = ("learned", "learned_2d", "sincos2d")
 class PositionEmbedding(keras.layers.Layer):
     """Adds to every token an embedding of its position.
 
-    Tokens are prefix tokens (class token first, then registers), then patches row by row. Only
-    patches have positions, and the class token where `class_token_position` says so.
+    Tokens are prefix tokens (class token first, then a distillation token, then registers), then
+    patches row by row. Only patches have positions, and class and distillation token where
+    `class_token_position` says so.
 
     Args:
         kind: `"learned"`, one table over the sequence (the paper's default); `"learned_2d"`, a
@@ -26,6 +27,8 @@ class PositionEmbedding(keras.layers.Layer):
         num_prefix_tokens: tokens before the patches.
         class_token_position: whether the first prefix token has an entry of its own; with
             `"sincos2d"` that entry is zero.
+        distillation_token: whether the second prefix token is a distillation token, which has an
+            entry wherever the class token has one.
 
     Call arguments:
         inputs: `(batch, num_prefix_tokens + grid_height * grid_width, hidden_dim)`.
@@ -48,6 +51,7 @@ class PositionEmbedding(keras.layers.Layer):
         grid_shape,
         num_prefix_tokens=0,
         class_token_position=False,
+        distillation_token=False,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -55,14 +59,21 @@ class PositionEmbedding(keras.layers.Layer):
         self.grid_shape = _checks.int_pair("grid_shape", grid_shape)
         self.num_prefix_tokens = _checks.non_negative_int("num_prefix_tokens", num_prefix_tokens)
         self.class_token_position = _checks.boolean("class_token_position", class_token_position)
+        self.distillation_token = _checks.boolean("distillation_token", distillation_token)
         if self.class_token_position and not self.num_prefix_tokens:
             raise ValueError(
                 "`class_token_position=True` needs a class token. Received: num_prefix_tokens=0"
             )
+        if self.distillation_token and self.num_prefix_tokens < 2:
+            raise ValueError(
+                "`distillation_token=True` needs a class token before it. "
+                f"Received: num_prefix_tokens={self.num_prefix_tokens}"
+            )
 
     @property
-    def _class_rows(self) -> int:
-        return int(self.class_token_position)
+    def _prefix_rows(self) -> int:
+        """Entries of the class token and, behind it, the distillation token."""
+        return 1 + int(self.distillation_token) if self.class_token_position else 0
 
     def build(self, input_shape):
         grid_height, grid_width = self.grid_shape
@@ -76,12 +87,12 @@ class PositionEmbedding(keras.layers.Layer):
             )
         check_width(self.kind, dim)
         if self.kind == "learned":
-            self.embedding = self._table("embedding", (self._class_rows + patches, dim))
+            self.embedding = self._table("embedding", (self._prefix_rows + patches, dim))
         elif self.kind == "learned_2d":
             self.x_embedding = self._table("x_embedding", (grid_width, dim // 2))
             self.y_embedding = self._table("y_embedding", (grid_height, dim // 2))
             if self.class_token_position:
-                self.class_embedding = self._table("class_embedding", (1, dim))
+                self.class_embedding = self._table("class_embedding", (self._prefix_rows, dim))
         else:
             self._sincos = sincos2d(self.grid_shape, dim)
         self.built = True
@@ -92,9 +103,9 @@ class PositionEmbedding(keras.layers.Layer):
         )
 
     def _tables(self):
-        """The class token's row, or None, and the patches' rows."""
+        """The prefix tokens' rows, or None, and the patches' rows."""
         if self.kind == "learned":
-            split = self._class_rows
+            split = self._prefix_rows
             return (self.embedding[:split] if split else None), self.embedding[split:]
         if self.kind == "learned_2d":
             (height, width), half = self.grid_shape, self.x_embedding.shape[-1]
@@ -105,10 +116,10 @@ class PositionEmbedding(keras.layers.Layer):
         return None, ops.convert_to_tensor(self._sincos, dtype=self.compute_dtype)
 
     def call(self, inputs):
-        class_row, patch_rows = self._tables()
+        prefix_rows, patch_rows = self._tables()
         dim = inputs.shape[-1]
-        rows = [] if class_row is None else [ops.cast(class_row, inputs.dtype)]
-        missing = self.num_prefix_tokens - len(rows)
+        rows = [] if prefix_rows is None else [ops.cast(prefix_rows, inputs.dtype)]
+        missing = self.num_prefix_tokens - (0 if prefix_rows is None else self._prefix_rows)
         if missing:
             rows.append(ops.zeros((missing, dim), dtype=inputs.dtype))
         rows.append(ops.cast(patch_rows, inputs.dtype))
@@ -125,6 +136,7 @@ class PositionEmbedding(keras.layers.Layer):
             "grid_shape": self.grid_shape,
             "num_prefix_tokens": self.num_prefix_tokens,
             "class_token_position": self.class_token_position,
+            "distillation_token": self.distillation_token,
         }
 
 

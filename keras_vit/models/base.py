@@ -154,19 +154,41 @@ def check_shared(
     }
 
 
-def head(x, num_classes: int | None, classifier_activation: str | None):
+def head(
+    x,
+    num_classes: int | None,
+    classifier_activation: str | None,
+    *,
+    use_bias: bool = True,
+    distilled=None,
+):
     """Puts the classifier on pooled features, in float32 whatever the policy.
 
     Args:
         x: `(batch, ..., features)`.
         num_classes: classes, or `None` for the features themselves.
         classifier_activation: `None`, `"softmax"` or `"sigmoid"`.
+        use_bias: whether the head has a bias.
+        distilled: `None`, or the features of a distillation token, which get a head of their own
+            ("head_dist"); what comes out is the mean of both.
 
     Returns:
         float32, from a layer named "logits", or "features" without a head.
     """
+    found = {"head": x} if distilled is None else {"head": x, "head_dist": distilled}
+    if num_classes is not None:
+        for name, features in found.items():
+            found[name] = keras.layers.Dense(
+                num_classes,
+                use_bias=use_bias,
+                kernel_initializer="zeros",
+                dtype="float32",
+                name=name,
+            )(features)
+    x = found["head"]
+    if distilled is not None:
+        x = keras.layers.Average(dtype="float32", name="distillation_mean")(list(found.values()))
+    activation, name = classifier_activation or "linear", "logits"
     if num_classes is None:
-        return keras.layers.Activation("linear", dtype="float32", name="features")(x)
-    x = keras.layers.Dense(num_classes, kernel_initializer="zeros", dtype="float32", name="head")(x)
-    activation = classifier_activation or "linear"
-    return keras.layers.Activation(activation, dtype="float32", name="logits")(x)
+        activation, name = "linear", "features"
+    return keras.layers.Activation(activation, dtype="float32", name=name)(x)

@@ -14,7 +14,7 @@ from keras_vit.checkpoints.adapt import resample_axis, resample_positions
 from keras_vit.models.base import FlatModel
 from keras_vit.models.vit import VisionTransformer
 
-HEAD_LAYERS = ("pre_logits", "head")
+HEAD_LAYERS = ("pre_logits", "head", "head_dist")
 
 
 def replace_head(model: FlatModel, num_classes: int | None, **changes) -> FlatModel:

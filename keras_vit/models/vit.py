@@ -26,12 +26,18 @@ class VisionTransformer(base.FlatModel):
         num_heads: attention heads; must divide `hidden_dim`.
         mlp_dim: width of the MLPs after the activation.
         num_classes: classes; `None` leaves the head off and gives features.
-        pooling: `"token"` (class token), `"gap"` (mean of the patch tokens), `"map"` (attention
-            pooling) or `None` (all tokens, `(batch, tokens, hidden_dim)`; needs
+        pooling: `"token"` (class token), `"gap"` (mean of the patch tokens), `"mean"` (mean of
+            all tokens, as KerasHub's "gap"), `"token_gap"` (class token and mean of the patch
+            tokens side by side, `2 * hidden_dim` wide, as DINOv2's classifiers), `"map"`
+            (attention pooling) or `None` (all tokens, `(batch, tokens, hidden_dim)`; needs
             `num_classes=None`).
+        distillation: `None`; `"token"` (DeiT's distillation token follows the class token, which
+            alone is classified) or `"head"` (a second head reads that token; logits are the mean
+            of both heads', features without a head the mean of both tokens).
         representation_size: width of a Dense-tanh layer before the head, as in the paper's
             ImageNet-21k models; `None` for none.
         classifier_activation: `None` for logits, `"softmax"` or `"sigmoid"`.
+        head_bias: whether the head has a bias; CLIP's projection has none.
         stem: `None`, or a dict that describes a hybrid's ResNet: `block_counts` (`()` for the
             root block alone), `width` (64), `groups` (32), `group_norm_epsilon` (1e-6),
             `std_conv_epsilon` (1e-5), `std_conv_mode` (`"std"` or `"variance"`).
@@ -39,9 +45,9 @@ class VisionTransformer(base.FlatModel):
             `"relative"` (through attention) or `"none"`.
         position_placement: `"stem"`, `"every_layer"` (a table each) or `"shared"` (one table,
             added at every layer).
-        class_token: whether there is one; `None`: as the pooling needs.
-        class_token_position: whether the class token has a position entry.
-        num_registers: register tokens after the class token.
+        class_token: whether there is one; `None`: as pooling and distillation need.
+        class_token_position: whether class and distillation token have position entries.
+        num_registers: register tokens after the class and distillation token.
         activation: `"gelu_tanh"` (Google), `"gelu"` (erf), `"quick_gelu"` or `"swiglu"`.
         norm_epsilon: epsilon of all LayerNorms.
         qkv_bias: whether queries, keys and values have biases.
@@ -87,8 +93,10 @@ class VisionTransformer(base.FlatModel):
         mlp_dim=3072,
         num_classes=1000,
         pooling="token",
+        distillation=None,
         representation_size=None,
         classifier_activation=None,
+        head_bias=True,
         stem=None,
         position_embedding="learned",
         position_placement="stem",
@@ -120,8 +128,17 @@ class VisionTransformer(base.FlatModel):
         images = keras.Input(shape=config["image_shape"], name="images")
         x = _embed(images, config, policy)
         x = _encode(x, config, policy)
+        distilled = None
+        if config["distillation"] == "head":
+            distilled = layers.TokenPooling(1, dtype=policy, name="distillation_pooling")(x)
         x = _pool(x, config, policy)
-        outputs = base.head(x, config["num_classes"], config["classifier_activation"])
+        outputs = base.head(
+            x,
+            config["num_classes"],
+            config["classifier_activation"],
+            use_bias=config["head_bias"],
+            distilled=distilled,
+        )
         super().__init__(images, outputs, config, policy, name)
 
     @property
@@ -131,7 +148,7 @@ class VisionTransformer(base.FlatModel):
 
     @property
     def num_prefix_tokens(self) -> int:
-        """Tokens before the patches: class token and registers."""
+        """Tokens before the patches: class token, distillation token and registers."""
         return _prefix(self._flat_config)
 
     @property
@@ -142,7 +159,8 @@ class VisionTransformer(base.FlatModel):
 
 
 def _prefix(config) -> int:
-    return int(config["class_token"]) + config["num_registers"]
+    distilled = config["distillation"] is not None
+    return int(config["class_token"]) + int(distilled) + config["num_registers"]
 
 
 def _embed(images, config, policy):
@@ -172,6 +190,7 @@ def _embed(images, config, policy):
         position_embedding="none" if kind == "relative" or not at_stem else kind,
         class_token=config["class_token"],
         class_token_position=config["class_token_position"],
+        distillation_token=config["distillation"] is not None,
         num_registers=config["num_registers"],
         use_bias=not config["pre_norm"],
         dropout_rate=config["dropout_rate"],
@@ -220,6 +239,7 @@ def _positions(config, policy, name):
         grid_shape=vit_config.grid_shape(config),
         num_prefix_tokens=_prefix(config),
         class_token_position=config["class_token"] and config["class_token_position"],
+        distillation_token=config["distillation"] is not None,
         dtype=policy,
         name=name,
     )
@@ -235,8 +255,11 @@ def _pool(x, config, policy):
     """From tokens to the features that the head reads."""
     if config["pooling"] == "token":
         x = layers.TokenPooling(dtype=policy, name="pooling")(x)
-    elif config["pooling"] == "gap":
-        x = layers.PatchAveragePooling(_prefix(config), dtype=policy, name="pooling")(x)
+    elif config["pooling"] in ("gap", "mean"):
+        left_out = _prefix(config) if config["pooling"] == "gap" else 0
+        x = layers.PatchAveragePooling(left_out, dtype=policy, name="pooling")(x)
+    elif config["pooling"] == "token_gap":
+        x = layers.TokenAveragePooling(_prefix(config), dtype=policy, name="pooling")(x)
     elif config["pooling"] == "map":
         x = layers.AttentionPooling(
             config["num_heads"],

@@ -10,7 +10,10 @@ from keras_vit.layers.position_embedding import ADDED_KINDS, check_width
 from keras_vit.layers.std_conv import STD_CONV_MODES
 from keras_vit.models.base import check_shared
 
-POOLINGS = ("token", "gap", "map", None)
+POOLINGS = ("token", "gap", "mean", "token_gap", "map", None)
+DISTILLATIONS = (None, "token", "head")
+# Poolings that read the class token.
+TOKEN_POOLINGS = ("token", "token_gap")
 POSITION_EMBEDDINGS = (*ADDED_KINDS, "relative", "none")
 POSITION_PLACEMENTS = ("stem", "every_layer", "shared")
 
@@ -34,6 +37,7 @@ _SHARED = (
 _POSITIVE_INTS = ("hidden_dim", "num_layers", "num_heads", "mlp_dim")
 _RATES = ("dropout_rate", "attention_dropout_rate", "drop_path_rate", "patch_dropout_rate")
 _BOOLEANS = (
+    "head_bias",
     "class_token_position",
     "qkv_bias",
     "qk_norm",
@@ -43,6 +47,7 @@ _BOOLEANS = (
 )
 _CHOICES = {
     "pooling": POOLINGS,
+    "distillation": DISTILLATIONS,
     "position_embedding": POSITION_EMBEDDINGS,
     "position_placement": POSITION_PLACEMENTS,
     "activation": tuple(ACTIVATIONS),
@@ -83,7 +88,8 @@ def resolve(config: dict[str, Any]) -> dict[str, Any]:
         if config[name] is not None:
             config[name] = check(name, config[name])
     if config["class_token"] is None:
-        config["class_token"] = config["pooling"] == "token"
+        needed = config["pooling"] in TOKEN_POOLINGS or config["distillation"] is not None
+        config["class_token"] = needed
     _checks.boolean("class_token", config["class_token"])
     config["stem"] = _resolve_stem(config["stem"])
     _check_together(config)
@@ -115,11 +121,40 @@ def _check_together(config: dict[str, Any]) -> None:
     check_width(config["position_embedding"], config["hidden_dim"])
     grid_shape(config)
     pooled, kind = config["pooling"] is not None, config["position_embedding"]
+    two_heads = config["distillation"] == "head"
     rules = (
         (
-            config["pooling"] == "token" and not config["class_token"],
+            config["pooling"] in TOKEN_POOLINGS and not config["class_token"],
             "Pooling by the class token needs one",
             ("pooling", "class_token"),
+        ),
+        (
+            config["distillation"] is not None and not config["class_token"],
+            "`distillation` needs a class token: the distillation token stands behind it",
+            ("distillation", "class_token"),
+        ),
+        (
+            two_heads and config["pooling"] != "token",
+            "`distillation='head'` needs `pooling='token'`: its heads read one token each",
+            ("distillation", "pooling"),
+        ),
+        (
+            two_heads and config["representation_size"] is not None,
+            "`distillation='head'` needs `representation_size=None`: no published model has a "
+            "layer before both heads",
+            ("distillation", "representation_size"),
+        ),
+        (
+            two_heads and config["norm_after_pooling"],
+            "`distillation='head'` needs `norm_after_pooling=False`: both tokens would have to be "
+            "normalised",
+            ("distillation", "norm_after_pooling"),
+        ),
+        (
+            config["pooling"] == "token_gap" and config["norm_after_pooling"],
+            "`pooling='token_gap'` needs `norm_after_pooling=False`: one LayerNorm would mix the "
+            "statistics of class token and mean",
+            ("pooling", "norm_after_pooling"),
         ),
         (
             not pooled and config["num_classes"] is not None,
