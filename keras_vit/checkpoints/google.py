@@ -215,6 +215,7 @@ def _describe_vit(name: str, store: Store, hints: Hints) -> Found:
             "representation_size": _last(store, f"{prefix}pre_logits/kernel"),
             "stem": stem,
             "position_embedding": "sincos2d" if table is None else "learned",
+            "class_token": cls,
             "class_token_position": bool(own_entry),
             **FIXED,
         },

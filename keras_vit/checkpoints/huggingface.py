@@ -211,6 +211,7 @@ def describe(store: Store, hints: Hints) -> Found:
             "pooling": "token_gap" if kind in _DINOV2 and head is not None else "token",
             "representation_size": None if pooler is None else pooler.shape[0],
             "stem": stem,
+            "class_token": True,
             "distillation": None if tokens == 1 else "head" if two_heads else "token",
             "num_registers": 0 if registers is None else registers.shape[-2],
             "activation": "swiglu" if gated else activation(sidecar, "gelu", store),

@@ -29,6 +29,10 @@ _EMBEDDING = "layers/vi_t_patching_and_embedding"
 _CONV = f"{_EMBEDDING}/patch_embedding/vars/0"
 
 
+# Dense layers of a classifier, without and with a layer before the head.
+_HEADS = {False: [["dense", "head"]], True: [["dense", "pre_logits"], ["dense_1", "head"]]}
+
+
 def _vars(kernel=SAME, bias=SAME, names=("kernel", "bias")) -> Kind:
     return (
         ("/vars/0", f"/{names[0]}", kernel),
@@ -64,8 +68,7 @@ def _rows(config: Config, layout: Layout) -> list[Row]:
             FLAT_TABLE,
         ),
         (f"{_ENCODER}/layer_norm", "encoder_norm", _NORM),
-        ("task/layers/dense", layout["first_dense"], _vars()),
-        ("task/layers/dense_1", "head", _vars()),
+        *((f"task/layers/{theirs}", ours, _vars()) for theirs, ours in layout["head"]),
     ]
 
 
@@ -122,7 +125,7 @@ def _describe(store: Store, hints: Hints) -> Found:
             "qkv_bias": has(f"{block}/mha/query_dense/vars/1"),
             "pixel_range": "inception",
         },
-        {"first_dense": "pre_logits" if two else "head"},
+        {"head": _HEADS[two]},
         ignored=r"(task/)?optimizer/.*|task/layers/.*/seed_generator/.*|.*seed_generator.*",
         zeros="|".join(pattern for pattern, missing in absent.items() if missing) or r"(?!)",
     )

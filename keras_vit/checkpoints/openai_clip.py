@@ -62,6 +62,7 @@ def _describe(store: Store, hints: Hints) -> Found:
             "num_heads": dialect.num_heads(kernel[0], None, hints, store),
             "mlp_dim": dialect.entry(store, f"{block}.mlp.c_fc.weight", 2).shape[0],
             "num_classes": None if projection is None else projection.shape[-1],
+            "class_token": True,
             "activation": "quick_gelu",
             "norm_epsilon": 1e-5,
             "pre_norm": True,

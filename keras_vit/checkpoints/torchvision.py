@@ -60,6 +60,7 @@ def _describe(store: Store, hints: Hints) -> Found:
             "mlp_dim": dialect.entry(store, f"{_BLOCK}0.{fc1}.weight", 2).shape[0],
             "num_classes": None if head is None else head.shape[0],
             "representation_size": None if representation is None else representation.shape[0],
+            "class_token": True,
             "activation": "gelu",
             "pixel_range": "imagenet",
         },

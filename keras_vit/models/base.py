@@ -34,6 +34,8 @@ class FlatModel(keras.Model):
         self.dtype_policy = dtype
         # A proxy, since Keras would take a plain dict for a container of layers.
         self._flat_config = MappingProxyType(dict(config))
+        # The checkpoint that the weights came from, see `checkpoints.dialect.Source`.
+        self.source = None
         if config["num_classes"] is not None:
             self.compile(**default_compilation(config["classifier_activation"]))
 
@@ -48,6 +50,18 @@ class FlatModel(keras.Model):
                     f"Received: images.shape={tuple(images.shape)}"
                 )
         return super().call(inputs, training=training, mask=mask)
+
+    def load_checkpoint(self, source, *, skip=(), resampling=None):
+        """Loads weights of another project; see `keras_vit.models.checkpoints.load_checkpoint`.
+
+        Args:
+            source: file, directory, `hf://owner/name` or https address.
+            skip: regular expressions of names that may be missing, left over or misshapen.
+            resampling: how positions are resampled; `None`: as the project itself does.
+        """
+        from keras_vit.models.checkpoints import load_checkpoint
+
+        load_checkpoint(self, source, skip=skip, resampling=resampling)
 
     def get_config(self):
         """Returns all constructor arguments, and which layers are frozen."""
