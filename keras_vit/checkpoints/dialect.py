@@ -122,6 +122,10 @@ class Target:
             are the same where the class token alone is pooled.
         qkv_bias: `True` if there always is one, `None`: as in the model.
         head_bias: `True` if there always is one, `False` if never, `None`: as in the model.
+        layer_scale: whether blocks have LayerScale; `False` multiplies it into the projections
+            before it, `True` makes one of ones where there is none, `None`: as in the model.
+        fixed_positions: whether there are sincos2d positions without a table; `False` writes
+            their values as a table.
         joint_pooling: whether the head reads class token and mean of the patches.
         fixed: what the project's own code does whatever the file says: argument -> value.
     """
@@ -131,6 +135,8 @@ class Target:
     norm_after_pooling: bool | None = None
     qkv_bias: bool | None = None
     head_bias: bool | None = True
+    layer_scale: bool | None = None
+    fixed_positions: bool = True
     joint_pooling: bool = False
     fixed: Mapping[str, Any] = field(default_factory=dict)
 
@@ -150,6 +156,7 @@ class Dialect:
         directory: whether the arrays are of no use without the documents.
         target: what its files need, from config and layout.
         layout: the layout of a file that is written afresh, from the config.
+        keep: a source file's layout, changed where the model has been changed since.
         documents: JSON files beside the arrays, from config, layout and class names.
         extras: arrays of zeros that serve pre-training alone, but must be there; name -> shape.
     """
@@ -164,6 +171,9 @@ class Dialect:
     directory: bool = False
     target: Callable[[Config, Mapping[str, Any]], Target] = lambda config, layout: Target()
     layout: Callable[[Config], dict[str, Any]] = lambda config: {}
+    keep: Callable[[Config, Mapping[str, Any]], dict[str, Any]] = lambda config, layout: dict(
+        layout
+    )
     documents: Callable[..., dict[str, Any]] = lambda config, layout, class_names: {}
     extras: Callable[[Config, Mapping[str, Any]], dict[str, Shape]] = lambda config, layout: {}
 

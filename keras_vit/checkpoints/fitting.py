@@ -1,7 +1,8 @@
 """Brings a model into the form that a file, or another model, needs, where outputs stay the same.
 
 A class token's position entry folds into the token; the norm of one pooled token stands before or
-after the pooling; biases of zero come and go. What would change outputs is refused.
+after the pooling; LayerScale multiplies into the projection before it; fixed positions become a
+table; biases of zero come and go. What would change outputs is refused.
 """
 
 from __future__ import annotations
@@ -14,7 +15,14 @@ import numpy as np
 
 from keras_vit.checkpoints.dialect import Target
 from keras_vit.checkpoints.errors import CheckpointError
-from keras_vit.checkpoints.shapes import Config, is_bit, num_prefix_positions, weight_shapes
+from keras_vit.checkpoints.shapes import (
+    Config,
+    grid_shape,
+    is_bit,
+    num_prefix_positions,
+    weight_shapes,
+)
+from keras_vit.sincos import sincos2d
 
 Array = np.ndarray
 Get = Callable[[str], Array]
@@ -63,7 +71,7 @@ def fit(config: Config, get: Get, target: Target, purpose: str) -> Fitted:
     reasons = [sentence for holds, sentence in target.rules if not holds]
     fitted = Fitted(dict(config), get)
     if not reasons and not is_bit(config):
-        for step in (_fit_norm, _fit_positions, _fit_qkv_bias, _fit_head_bias, _fit_pooling):
+        for step in _STEPS:
             reasons += step(fitted, target)
     if reasons:
         raise CheckpointError(f"{purpose} cannot hold this model: it has {'; '.join(reasons)}.")
@@ -117,9 +125,41 @@ def _fit_positions(fitted: Fitted, target: Target) -> list[str]:
     return []
 
 
+def _fit_fixed_positions(fitted: Fitted, target: Target) -> list[str]:
+    config = fitted.config
+    if config["position_embedding"] == "sincos2d" and not target.fixed_positions:
+        grid, width = grid_shape(config), config["hidden_dim"]
+        rows = num_prefix_positions(config)
+
+        def table():
+            return np.concatenate([np.zeros((rows, width), "float32"), sincos2d(grid, width)])
+
+        fitted.replace({"position_embedding": "learned"}, {_TABLE: table})
+    return []
+
+
+def _fit_layer_scale(fitted: Fitted, target: Target) -> list[str]:
+    config, get = fitted.config, fitted.get
+    scaled = config["layer_scale_init"] is not None
+    if target.layer_scale is None or target.layer_scale == scaled:
+        return []
+    if target.layer_scale:
+        _add(fitted, {"layer_scale_init": 1.0}, np.ones)
+        return []
+    values = {}
+    for index in range(config["num_layers"]):
+        for scale, dense in (("attention_scale", "attention/out"), ("mlp_scale", "mlp/fc2")):
+            for leaf in ("kernel", "bias"):
+                path = f"encoder_block_{index}/{dense}/{leaf}"
+                gamma = f"encoder_block_{index}/{scale}/gamma"
+                values[path] = lambda path=path, gamma=gamma: get(path) * get(gamma)
+    fitted.replace({"layer_scale_init": None}, values)
+    return []
+
+
 def _fit_qkv_bias(fitted: Fitted, target: Target) -> list[str]:
     if target.qkv_bias and not fitted.config["qkv_bias"]:
-        _add_zeros(fitted, {"qkv_bias": True})
+        _add(fitted, {"qkv_bias": True})
     elif target.qkv_bias is False and fitted.config["qkv_bias"]:
         return ["no biases of queries, keys and values"]
     return []
@@ -133,7 +173,7 @@ def _fit_head_bias(fitted: Fitted, target: Target) -> list[str]:
         )
         return []
     if target.head_bias:
-        _add_zeros(fitted, {"head_bias": True})
+        _add(fitted, {"head_bias": True})
         return []
     if np.any(fitted.get("head/bias")):
         return ["no bias on the head"]
@@ -153,18 +193,29 @@ def _fit_pooling(fitted: Fitted, target: Target) -> list[str]:
     return []
 
 
-def _add_zeros(fitted: Fitted, changes: Mapping[str, Any]) -> None:
-    """Makes zeros of the variables that the changes bring."""
+def _add(fitted: Fitted, changes: Mapping[str, Any], make=np.zeros) -> None:
+    """Makes zeros, or what `make` makes, of the variables that the changes bring."""
     before = weight_shapes(fitted.config)
     after = weight_shapes({**fitted.config, **changes})
     fitted.replace(
         changes,
         {
-            path: lambda shape=shape: np.zeros(shape, "float32")
+            path: lambda shape=shape: make(shape, "float32")
             for path, shape in after.items()
             if path not in before
         },
     )
+
+
+_STEPS = (
+    _fit_fixed_positions,
+    _fit_norm,
+    _fit_positions,
+    _fit_layer_scale,
+    _fit_qkv_bias,
+    _fit_head_bias,
+    _fit_pooling,
+)
 
 
 def target_of(config: Config) -> Target:
@@ -177,5 +228,7 @@ def target_of(config: Config) -> Target:
         norm_after_pooling=config["norm_after_pooling"],
         qkv_bias=config["qkv_bias"],
         head_bias=None,
+        layer_scale=config["layer_scale_init"] is not None,
+        fixed_positions=config["position_embedding"] == "sincos2d",
         fixed={name: config[name] for name in settings},
     )

@@ -36,10 +36,14 @@ def detect(store: Store, hints: Hints | None = None) -> Found:
             f"are {', '.join(dialect.title for dialect in _ALL)}. Received: {len(names)} arrays, "
             f"such as {names[:5]}"
         )
-    description = found.describe(store, hints or Hints())
-    stored = from_metadata(store)
-    if "block_counts" in description.config or not stored:
-        return description
+    hints, stored = hints or Hints(), from_metadata(store)
+    description = found.describe(
+        store,
+        Hints(
+            hints.image_shape or stored.get("image_shape"),
+            hints.num_heads or stored.get("num_heads"),
+        ),
+    )
     description.config.update(stored)
     return description
 

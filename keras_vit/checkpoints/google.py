@@ -299,17 +299,12 @@ def _target(config: Config, layout: Layout) -> Target:
         rules=(
             (not config["pre_norm"], "no norm before the first block"),
             (not config["qk_norm"], "no norms of queries and keys"),
-            (config["layer_scale_init"] is None, "no LayerScale"),
             (config["activation"] != "swiglu", "no SwiGLU"),
             (not config["num_registers"], "no register tokens"),
             (config["distillation"] is None, "no distillation token"),
             (
                 config["position_embedding"] in ("learned", "sincos2d"),
-                "no ViT without positions",
-            ),
-            (
-                config["position_embedding"] != "sincos2d" or not own_entry,
-                "no sincos2d positions; big_vision has them",
+                f"no positions {config['position_embedding']!r}",
             ),
             (
                 config["pooling"] in ("token", "gap", "map"),
@@ -323,6 +318,8 @@ def _target(config: Config, layout: Layout) -> Target:
         class_positions=own_entry,
         norm_after_pooling=False,
         qkv_bias=True,
+        layer_scale=False,
+        fixed_positions=not own_entry,
         fixed={**FIXED, **({} if stem is None else {"stem": {**stem, **FIXED_STEM}})},
     )
 

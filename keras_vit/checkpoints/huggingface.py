@@ -283,12 +283,20 @@ def layout(config: Config) -> dict[str, Any]:
     return {"prefix": "" if headless else TYPES[kind][0], "model_type": kind}
 
 
+def keep(config: Config, layout: Layout) -> dict[str, Any]:
+    """A file's layout for the model that it has become: with a head, names have a prefix."""
+    if config["num_classes"] is None:
+        return dict(layout)
+    kind = "vit" if layout["model_type"] == "vit_mae" else layout["model_type"]
+    return {"prefix": TYPES[kind][0], "model_type": kind}
+
+
 def target(config: Config, layout: Layout) -> Target:
     """What these files need of a model."""
     kind = layout["model_type"]
     dinov2, headless = kind in _DINOV2, config["num_classes"] is None
     hybrid = kind == "vit-hybrid"
-    scaled, gated = config["layer_scale_init"] is not None, config["activation"] == "swiglu"
+    gated = config["activation"] == "swiglu"
     pooler = config["representation_size"] is not None
     stem = config["stem"]
     fixed = {} if stem is None else {"stem": {**stem, **dialect.TORCH_STEM, "groups": stem["groups"]}}
@@ -299,24 +307,26 @@ def target(config: Config, layout: Layout) -> Target:
                 dinov2 or config["pooling"] != "token_gap",
                 "no pooling 'token_gap' outside DINOv2",
             ),
-            (config["position_embedding"] == "learned", "no other than learned positions"),
+            (
+                config["position_embedding"] in ("learned", "sincos2d"),
+                f"no positions {config['position_embedding']!r}",
+            ),
             (not config["qk_norm"], "no norms of queries and keys"),
             (not config["pre_norm"], "no norm before the first block outside CLIP"),
-            (scaled == dinov2, f"{kind} is {'always' if dinov2 else 'never'} with LayerScale"),
             (dinov2 or not gated, "no SwiGLU outside DINOv2"),
             (
                 not gated or config["mlp_dim"] == _gated_width(config),
                 f"SwiGLU of width {_gated_width(config)} only",
             ),
             (
-                bool(config["num_registers"]) == (kind == "dinov2_with_registers"),
-                f"{kind} has registers always or never",
+                kind == "dinov2_with_registers" or not config["num_registers"],
+                f"no registers in {kind}",
             ),
             (
-                (config["distillation"] is not None) == (kind == "deit"),
-                f"{kind} has a distillation token always or never",
+                kind == "deit" or config["distillation"] is None,
+                f"no distillation token in {kind}",
             ),
-            ((stem is not None) == hybrid, f"{kind} has a ResNet stem always or never"),
+            (hybrid or stem is None, f"no ResNet stem in {kind}"),
             (
                 stem is None or len(stem["block_counts"]) > 0,
                 "no hybrid with a root block alone",
@@ -327,6 +337,8 @@ def target(config: Config, layout: Layout) -> Target:
         ),
         class_positions=True,
         norm_after_pooling=False,
+        layer_scale=dinov2,
+        fixed_positions=False,
         joint_pooling=dinov2 and not headless,
         fixed=fixed,
     )

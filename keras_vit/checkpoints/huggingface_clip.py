@@ -147,20 +147,33 @@ def layout(config: Config) -> dict[str, Any]:
     return {"prefix": "vision_model.", "model_type": kind}
 
 
+def keep(config: Config, layout: Layout) -> dict[str, Any]:
+    """A file's layout; names do not depend on the head."""
+    return dict(layout)
+
+
 def target(config: Config, layout: Layout) -> Target:
     """What these files need of a model."""
     clip = layout["model_type"] == _CLIP[0]
     kind = "CLIP" if clip else "SigLIP"
     return Target(
         rules=(
-            (config["pre_norm"] == clip, f"{kind} has a norm before the first block or not"),
-            (config["pooling"] == ("token" if clip else "map"), f"no other pooling in {kind}"),
+            (
+                config["pre_norm"] == clip,
+                f"no {kind} tower {'without' if clip else 'with'} a norm before the first block",
+            ),
+            (
+                config["pooling"] == ("token" if clip else "map"),
+                f"no pooling {config['pooling']!r} in {kind}",
+            ),
             (clip or config["num_classes"] is None, "no head on a SigLIP tower"),
             (clip or not config["class_token"], "no class token in SigLIP"),
             (clip or not config["norm_after_pooling"], "no norm behind SigLIP's pooling"),
-            (config["position_embedding"] == "learned", "no other than learned positions"),
+            (
+                config["position_embedding"] in ("learned", "sincos2d"),
+                f"no positions {config['position_embedding']!r}",
+            ),
             (not config["qk_norm"], "no norms of queries and keys"),
-            (config["layer_scale_init"] is None, "no LayerScale"),
             (config["activation"] != "swiglu", "no SwiGLU"),
             (not config["num_registers"], "no register tokens"),
             (config["distillation"] is None, "no distillation token"),
@@ -173,6 +186,8 @@ def target(config: Config, layout: Layout) -> Target:
         norm_after_pooling=True if clip else None,
         qkv_bias=True,
         head_bias=False if clip else None,
+        layer_scale=False,
+        fixed_positions=False,
     )
 
 

@@ -37,6 +37,7 @@ HUGGINGFACE = Dialect(
     directory=True,
     target=lambda config, layout: _of_layout(layout).target(config, layout),
     layout=lambda config: _of_config(config).layout(config),
+    keep=lambda config, layout: _of_layout(layout).keep(config, layout),
     documents=lambda config, layout, names: _of_layout(layout).documents(config, layout, names),
     extras=lambda config, layout: huggingface.extras(config, layout),
 )

@@ -310,7 +310,7 @@ def _target(config: Config, layout: Layout) -> Target:
         rules=(
             (config["representation_size"] is None, "no Dense-tanh layer before the head"),
             (
-                config["position_embedding"] == "learned",
+                config["position_embedding"] in ("learned", "sincos2d"),
                 f"no positions {config['position_embedding']!r}",
             ),
             (
@@ -336,6 +336,7 @@ def _target(config: Config, layout: Layout) -> Target:
         if config["distillation"] is not None
         else None,
         norm_after_pooling=False if config["pooling"] == "token" else None,
+        fixed_positions=False,
         fixed=fixed,
     )
 
@@ -344,17 +345,21 @@ def _meta_target(config: Config, layout: Layout) -> Target:
     return Target(
         rules=(
             (config["num_classes"] is None, "no head"),
-            (config["layer_scale_init"] is not None, "no blocks without LayerScale"),
             (config["pooling"] == "token", "no pooling but by the class token"),
             (not config["pre_norm"], "no norm before the first block"),
             (not config["qk_norm"], "no norms of queries and keys"),
             (config["distillation"] is None, "no distillation token"),
             (config["stem"] is None, "no ResNet stem"),
             (config["representation_size"] is None, "no Dense-tanh layer"),
-            (config["position_embedding"] == "learned", "no other than learned positions"),
+            (
+                config["position_embedding"] in ("learned", "sincos2d"),
+                f"no positions {config['position_embedding']!r}",
+            ),
         ),
         class_positions=True,
         norm_after_pooling=False,
+        layer_scale=True,
+        fixed_positions=False,
         fixed={"norm_epsilon": 1e-6, "pixel_range": "imagenet"},
     )
 

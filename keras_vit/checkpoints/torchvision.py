@@ -73,10 +73,12 @@ def _target(config: Config, layout: Layout) -> Target:
     return Target(
         rules=(
             (config["pooling"] == "token", "no pooling but by the class token"),
-            (config["position_embedding"] == "learned", "no other than learned positions"),
+            (
+                config["position_embedding"] in ("learned", "sincos2d"),
+                f"no positions {config['position_embedding']!r}",
+            ),
             (not config["pre_norm"], "no norm before the first block"),
             (not config["qk_norm"], "no norms of queries and keys"),
-            (config["layer_scale_init"] is None, "no LayerScale"),
             (config["activation"] != "swiglu", "no SwiGLU"),
             (not config["num_registers"], "no register tokens"),
             (config["distillation"] is None, "no distillation token"),
@@ -87,6 +89,8 @@ def _target(config: Config, layout: Layout) -> Target:
         class_positions=True,
         norm_after_pooling=False,
         qkv_bias=True,
+        layer_scale=False,
+        fixed_positions=False,
         fixed={"activation": "gelu", "norm_epsilon": 1e-6, "pixel_range": "imagenet"},
     )
 

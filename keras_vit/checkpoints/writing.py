@@ -66,7 +66,7 @@ def write(
             "Take format='google'."
         )
     same = source if source is not None and source.dialect == dialect.name else None
-    layout = dialect.layout(config) if same is None or not same.layout else dict(same.layout)
+    layout = dialect.layout(config) if same is None else dialect.keep(config, same.layout)
     fitted = fit(config, get, dialect.target(config, layout), f"The format {format!r}")
     bindings, homeless = bind(
         weight_shapes(fitted.config), dialect.rows(fitted.config, layout), fitted.config

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import keras
-import numpy as np
 from keras import ops
 
 from keras_vit import _checks
+from keras_vit.sincos import sincos2d
 
 ADDED_KINDS = ("learned", "learned_2d", "sincos2d")
 
@@ -148,20 +148,3 @@ def check_width(kind: str, hidden_dim: int) -> None:
             f"Position embeddings {kind!r} need a `hidden_dim` divisible by {divisor}. "
             f"Received: hidden_dim={hidden_dim}"
         )
-
-
-def sincos2d(grid_shape: tuple[int, int], dim: int, temperature: float = 10_000.0) -> np.ndarray:
-    """Fixed 2-D embeddings: sin x, cos x, sin y, cos y, a quarter of the width each.
-
-    Args:
-        grid_shape: `(grid_height, grid_width)`.
-        dim: width, divisible by 4 and at least 8.
-        temperature: the longest wavelength is `2 pi temperature` patches.
-
-    Returns:
-        `(grid_height * grid_width, dim)`, float32.
-    """
-    quarter = dim // 4
-    frequency = temperature ** -(np.arange(quarter) / max(quarter - 1, 1))
-    y, x = np.mgrid[: grid_shape[0], : grid_shape[1]].reshape(2, -1, 1) * frequency
-    return np.concatenate([np.sin(x), np.cos(x), np.sin(y), np.cos(y)], 1).astype("float32")
