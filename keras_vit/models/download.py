@@ -9,6 +9,7 @@ import ipaddress
 import os
 import re
 import secrets
+import tempfile
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -76,7 +77,9 @@ def keras_home() -> Path:
     home = Path(os.environ.get("KERAS_HOME") or "~/.keras").expanduser()
     with contextlib.suppress(OSError):
         home.mkdir(parents=True, exist_ok=True)
-    return home if os.access(home, os.W_OK) else Path("/tmp/.keras")
+    if os.access(home, os.W_OK):
+        return home
+    return Path("/tmp" if os.path.isdir("/tmp") else tempfile.gettempdir(), ".keras")
 
 
 def fetch(
@@ -102,13 +105,13 @@ def fetch(
             there before and is damaged stays until a sound one replaces it.
     """
     _check_address(url)
-    if path.exists():
-        with contextlib.suppress(CheckpointError):
-            _check_file(path, check, sha256)
-            return path
     # The ending stays, as it tells the kind of file; the name tells that it is not whole.
     partial = path.with_name(f".partial-{secrets.token_hex(4)}-{path.name}")
     try:
+        if path.exists():
+            with contextlib.suppress(CheckpointError):
+                _check_file(path, check, sha256)
+                return path
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(partial, "xb") as file:
             _download(url, path, file)
