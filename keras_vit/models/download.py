@@ -45,15 +45,15 @@ def resolve_source(source: str | os.PathLike, *, sha256: str | None = None) -> P
             should be. The message says what to do.
         ImportError: if `hf://` needs huggingface_hub and it is not installed.
     """
-    text = os.fspath(source)
+    text = os.fspath(source) if isinstance(source, str | os.PathLike) else ""
     scheme = text.partition("://")[0].lower() if "://" in text else None
     if scheme in ("https", "http"):
         return fetch(text, cached_path(text), _check_checkpoint, sha256=sha256)
     path = resolve_hub(text) if scheme == "hf" else Path(text).expanduser()
-    if scheme not in (None, "hf") or not path.exists():
+    if not text or scheme not in (None, "hf") or not path.exists():
         raise CheckpointError(
             "No such file or directory. Expected a local path, an 'https://' address, or "
-            f"'hf://owner/name[@revision][/folder-or-file]'. Received: {text!r}"
+            f"'hf://owner/name[@revision][/folder-or-file]'. Received: {source!r}"
         )
     if sha256 is not None:
         _check_digest(path, sha256)
@@ -136,7 +136,11 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     """Follows redirects only to where one may go in the first place."""
 
     def redirect_request(self, req, fp, code, msg, headers, newurl):
-        _check_address(newurl)
+        try:
+            _check_address(newurl)
+        except CheckpointError:
+            fp.close()
+            raise
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 

@@ -9,7 +9,9 @@ from pathlib import Path
 from keras_vit import _deps
 from keras_vit.checkpoints.errors import CheckpointError
 
-_ADDRESS = re.compile(r"hf://(?P<repo>[^/@]+/[^/@]+)(@(?P<revision>[^/]+))?(/(?P<inner>.+?))?/?")
+_ADDRESS = re.compile(
+    r"(?i:hf)://(?P<repo>[^/@]+/[^/@]+)(@(?P<revision>[^/]+))?(/(?P<inner>.+?))?/?"
+)
 WEIGHTS = ("*.safetensors", "*.npz")
 FILES = (*WEIGHTS, "*.json")
 
