@@ -159,6 +159,7 @@ def timm_vit(stem: str = "patch_embed.backbone.stem") -> list[Row]:
         (f"{unit}.downsample.norm", f"{our_unit}/norm_proj", T_NORM),
         ("patch_embed.proj", "patch_encoder/projection", T_PATCH),
         ("cls_token", "patch_encoder/class_token", LONE),
+        ("dist_token", "patch_encoder/distillation_token", LONE),
         ("reg_token", "patch_encoder/registers", LONE),
         ("pos_embed", "patch_encoder/position_embedding", TABLE),
         ("norm_pre", "pre_norm", T_NORM),
@@ -182,6 +183,7 @@ def timm_vit(stem: str = "patch_embed.backbone.stem") -> list[Row]:
         ("attn_pool.mlp.fc2", "pooling/mlp/fc2", T_DENSE),
         ("fc_norm", "pooled_norm", T_NORM),
         ("head", "head", T_DENSE),
+        ("head_dist", "head_dist", T_DENSE),
     ]
 
 
@@ -206,7 +208,12 @@ def torchvision_vit() -> list[Row]:
 
 
 def huggingface_vit(
-    prefix="", norm1="norm1", norm2="norm2", fc1="mlp.fc1", fc2="mlp.fc2"
+    prefix="",
+    norm1="norm1",
+    norm2="norm2",
+    fc1="mlp.fc1",
+    fc2="mlp.fc2",
+    head="classifier",
 ) -> list[Row]:
     """transformers; the defaults are `Dinov2Model`'s names in files."""
     block, ours = prefix + "encoder.layer.{i}", "encoder_block_{i}"
@@ -215,6 +222,8 @@ def huggingface_vit(
     return [
         (f"{embeddings}.patch_embeddings.projection", "patch_encoder/projection", T_PATCH),
         (f"{embeddings}.cls_token", "patch_encoder/class_token", LONE),
+        (f"{embeddings}.distillation_token", "patch_encoder/distillation_token", LONE),
+        (f"{embeddings}.register_tokens", "patch_encoder/registers", LONE),
         (f"{embeddings}.position_embeddings", "patch_encoder/position_embedding", TABLE),
         (f"{block}.{norm1}", f"{ours}/attention_norm", T_NORM),
         (parts, f"{ours}/attention/qkv", T_DENSE),
@@ -225,10 +234,12 @@ def huggingface_vit(
         (f"{block}.{fc2}", f"{ours}/mlp/fc2", T_DENSE),
         (f"{block}.layer_scale2.lambda1", f"{ours}/mlp_scale/gamma", LONE),
         (f"{prefix}layernorm", "encoder_norm", T_NORM),
-        ("classifier", "head", T_DENSE),
+        (head, "head", T_DENSE),
+        ("distillation_classifier", "head_dist", T_DENSE),
     ]
 
 
+HF_VIT_BLOCK = ("layernorm_before", "layernorm_after", "intermediate.dense", "output.dense")
 PUBLISHED_FLAX = {
     "attention": "MultiHeadDotProductAttention_1",
     "norm": "LayerNorm_2",
@@ -246,10 +257,12 @@ DIALECTS: dict[str, list[Row]] = {
     "timm": timm_vit(),
     "timm_stem_only": timm_vit("patch_embed.backbone"),
     "torchvision": torchvision_vit(),
-    "hf_vit": huggingface_vit(
-        "vit.", "layernorm_before", "layernorm_after", "intermediate.dense", "output.dense"
-    ),
+    "hf_vit": huggingface_vit("vit.", *HF_VIT_BLOCK),
+    "hf_deit": huggingface_vit("deit.", *HF_VIT_BLOCK),
+    "hf_deit_teacher": huggingface_vit("deit.", *HF_VIT_BLOCK, head="cls_classifier"),
     "hf_dinov2": huggingface_vit(),
+    "hf_dinov2_classifier": huggingface_vit("dinov2."),
+    "hf_dinov2_registers_classifier": huggingface_vit("dinov2_with_registers."),
 }
 
 

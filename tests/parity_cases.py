@@ -125,6 +125,7 @@ def timm(config: Config) -> Config:
         "mlp_dim": config["mlp_hidden"] // (2 if gated else 1),
         "num_classes": config["num_classes"] or None,
         "pooling": {"avg": "gap"}.get(config["global_pool"], config["global_pool"]),
+        "distillation": "head" if config.get("distilled") else None,
         "stem": stem,
         "class_token": config["class_token"],
         "class_token_position": not config["no_embed_class"],
@@ -158,6 +159,15 @@ def torchvision(config: Config) -> Config:
     }
 
 
+# What the config does not say: it follows from the class of the model.
+HF_HEADS: dict[str, Config] = {
+    "DeiTForImageClassification": {"distillation": "token"},
+    "DeiTForImageClassificationWithTeacher": {"distillation": "head"},
+    "Dinov2ForImageClassification": {"pooling": "token_gap"},
+    "Dinov2WithRegistersForImageClassification": {"pooling": "token_gap"},
+}
+
+
 def huggingface(config: Config) -> Config:
     hidden = config["hidden_size"]
     return {
@@ -168,9 +178,11 @@ def huggingface(config: Config) -> Config:
         "num_heads": config["num_attention_heads"],
         "mlp_dim": config.get("intermediate_size") or int(hidden * config["mlp_ratio"]),
         "num_classes": len(config["id2label"]) if "id2label" in config else None,
+        "num_registers": config.get("num_register_tokens", 0),
         "activation": config["hidden_act"],
         "norm_epsilon": config["layer_norm_eps"],
         "layer_scale_init": config.get("layerscale_value"),
+        **HF_HEADS.get(config["architectures"][0], {}),
     }
 
 
@@ -309,6 +321,7 @@ CASES = (
     from_timm("dinov2_reg4"),
     from_timm("reg4_gap_no_class_token"),
     from_timm("deit3_no_embed_class"),
+    from_timm("deit_distilled"),
     from_timm("dinov2_features"),
     from_timm("qk_norm"),
     from_timm("no_qkv_bias"),
@@ -322,7 +335,16 @@ CASES = (
     Case("torchvision/vit", "torchvision", torchvision),
     Case("torchvision/vit_representation", "torchvision", torchvision),
     Case("hf/vit_classification", "hf_vit", huggingface),
+    Case("hf/deit_classification", "hf_deit", huggingface),
+    Case("hf/deit_teacher", "hf_deit_teacher", huggingface),
     # The mask token serves pre-training alone.
+    *(
+        Case(f"hf/{name}", f"hf_{dialect}", huggingface, unused=r".*\.embeddings\.mask_token")
+        for name, dialect in (
+            ("dinov2_classification", "dinov2_classifier"),
+            ("dinov2_registers_classification", "dinov2_registers_classifier"),
+        )
+    ),
     Case("hf/dinov2_model", "hf_dinov2", huggingface, unused=r"embeddings\.mask_token"),
 )
 

@@ -190,6 +190,23 @@ VIT_CASES = {
     "map with swiglu": {"pooling": "map", "activation": "swiglu"},
     "sequence": {"pooling": None, "num_classes": None},
     "sequence with class token": {"pooling": None, "num_classes": None, "class_token": True},
+    "mean": {"pooling": "mean"},
+    "mean with class token": {"pooling": "mean", "class_token": True, "num_registers": 2},
+    "token_gap": {"pooling": "token_gap"},
+    "token_gap with registers": {"pooling": "token_gap", "num_registers": 2},
+    "token_gap with representation": {"pooling": "token_gap", "representation_size": 7},
+    "token_gap without head": {"pooling": "token_gap", "num_classes": None},
+    "head without bias": {"head_bias": False},
+    "distillation token": {"distillation": "token"},
+    "distillation token, gap": {"distillation": "token", "pooling": "gap"},
+    "distillation head": {"distillation": "head"},
+    "distillation head without bias": {"distillation": "head", "head_bias": False},
+    "distillation head without head": {"distillation": "head", "num_classes": None},
+    "distillation, registers": {"distillation": "head", "num_registers": 2},
+    "distillation, no positions": {"distillation": "head", "class_token_position": False},
+    "distillation, 2d": {"distillation": "head", "position_embedding": "learned_2d"},
+    "distillation, relative": {"distillation": "head", "position_embedding": "relative"},
+    "distillation, every layer": {"distillation": "token", "position_placement": "every_layer"},
     "norm after pooling": {"pooling": "gap", "norm_after_pooling": True},
     "class token without position": {"class_token_position": False},
     "registers": {"num_registers": 3},
@@ -372,6 +389,12 @@ def test_a_head_without_pooling_is_an_error(name):
 
 
 def test_unknown_kinds_are_errors():
-    for key in ("pooling", "position_embedding", "position_placement", "activation"):
+    for key in (
+        "pooling",
+        "distillation",
+        "position_embedding",
+        "position_placement",
+        "activation",
+    ):
         with pytest.raises(ValueError, match=f"`{key}`.*Received: {key}='other'"):
             count_params("B/16", **{key: "other"})

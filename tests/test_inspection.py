@@ -63,6 +63,7 @@ def test_pictures_of_whole_numbers(model, images):
     "changes",
     [
         {"position_placement": "every_layer"},
+        {"distillation": "head", "num_registers": 2},
         {"position_embedding": "relative", "pooling": "gap"},
         {"pooling": "map", "class_token": False, "pre_norm": True, "patch_dropout_rate": 0.5},
         {"dtype": "mixed_bfloat16", "qk_norm": True, "remat": True},

@@ -20,6 +20,8 @@ ALIASES = {
     "last_hidden_state": "tokens",
     "pooler_output": "pre_logits",
     "resnet_features": "features",
+    "cls_logits": "logits_class_head",
+    "distillation_logits": "logits_distillation_head",
 }
 # Those of the pixel ranges that published weights use.
 RESCALED = {
@@ -28,6 +30,7 @@ RESCALED = {
     "google/bit_v2_paper": "inception",
     "timm/dinov2_reg4": "imagenet",
     "timm/clip_quickgelu": "clip",
+    "hf/deit_teacher": "imagenet",
 }
 
 
@@ -37,6 +40,12 @@ def probe(model) -> keras.Model:
     outputs = {"pre_logits": model.output}
     if "head" in layers:
         outputs = {"logits": model.output, "pre_logits": layers["head"].input}
+    if "head_dist" in layers:
+        heads = [layers["head"], layers["head_dist"]]
+        outputs["pre_logits"] = keras.layers.average([head.input for head in heads])
+        outputs["logits_class_head"], outputs["logits_distillation_head"] = (
+            head.output for head in heads
+        )
     if "patch_encoder" in layers:
         encoder, blocks = layers["patch_encoder"], model.encoder_blocks
         outputs |= {
@@ -142,6 +151,13 @@ BLIND = {
             "encoder_block_{i}/attention/qkv/bias",
             (1, 3),
             "vit.encoder.layer.{i}.attention.attention.key.bias",
+        )
+    ],
+    "hf/deit_teacher": [
+        (
+            "encoder_block_{i}/attention/qkv/bias",
+            (1, 3),
+            "deit.encoder.layer.{i}.attention.attention.key.bias",
         )
     ],
 }

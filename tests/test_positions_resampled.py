@@ -173,6 +173,24 @@ def test_grid_of_as_many_patches():
     np.testing.assert_array_equal(arrays(new)[path], expected)
 
 
+@pytest.mark.parametrize("class_token_position", [True, False])
+def test_rows_of_class_and_distillation_token(class_token_position):
+    """Both stand before the patches' rows, and stay as they are."""
+    config = {**SMALL, "distillation": "head", "num_registers": 2}
+    model = randomize(
+        keras_vit.VisionTransformer(**config, class_token_position=class_token_position)
+    )
+    new = resized(model, (24, 16, 3))
+    path, rows = "patch_encoder/position_embedding/embedding", 2 * class_token_position
+    table, wide = arrays(model)[path], arrays(new)[path]
+    assert (len(table), len(wide)) == (rows + 15, rows + 24)
+    np.testing.assert_array_equal(wide[:rows], table[:rows])
+    np.testing.assert_array_equal(wide[rows:], resample_positions(table[rows:], (3, 5), (6, 4)))
+    for name in ("head/kernel", "head_dist/kernel", "patch_encoder/distillation_token"):
+        np.testing.assert_array_equal(arrays(new)[name], arrays(model)[name])
+    assert np.isfinite(outputs(new, images(new))).all()
+
+
 @pytest.mark.parametrize("placement", ["every_layer", "shared"])
 def test_tables_at_every_layer(placement):
     model = randomize(keras_vit.VisionTransformer(**SMALL, position_placement=placement))

@@ -26,8 +26,35 @@ def test_learned_is_a_table_over_the_sequence():
     np.testing.assert_array_equal(rows, np.concatenate([table[:1], np.zeros((2, 7)), table[1:]]))
 
 
-def test_without_a_class_entry_prefix_tokens_get_nothing():
-    layer = layers.PositionEmbedding(grid_shape=(3, 5), num_prefix_tokens=2)
+def test_a_distillation_token_has_the_row_after_the_class_token():
+    layer = layers.PositionEmbedding(
+        grid_shape=(3, 5), num_prefix_tokens=4, class_token_position=True, distillation_token=True
+    )
+    rows = added(layer, np.zeros((2, 19, 7), "float32"))
+    table = harness.numpy(layer.embedding)
+    assert table.shape == (17, 7)
+    np.testing.assert_array_equal(rows, np.concatenate([table[:2], np.zeros((2, 7)), table[2:]]))
+
+
+def test_a_distillation_token_in_two_dimensions():
+    layer = layers.PositionEmbedding(
+        "learned_2d",
+        grid_shape=(3, 5),
+        num_prefix_tokens=3,
+        class_token_position=True,
+        distillation_token=True,
+    )
+    rows = added(layer, np.zeros((2, 18, 14), "float32"))
+    entries = harness.numpy(layer.class_embedding)
+    assert entries.shape == (2, 14)
+    np.testing.assert_array_equal(rows[:3], np.concatenate([entries, np.zeros((1, 14))]))
+
+
+@pytest.mark.parametrize("distillation_token", [True, False])
+def test_without_a_class_entry_prefix_tokens_get_nothing(distillation_token):
+    layer = layers.PositionEmbedding(
+        grid_shape=(3, 5), num_prefix_tokens=2, distillation_token=distillation_token
+    )
     rows = added(layer, np.zeros((2, 17, 7), "float32"))
     assert not rows[:2].any()
     np.testing.assert_array_equal(rows[2:], harness.numpy(layer.embedding))
@@ -74,21 +101,22 @@ def test_tables_start_small(kind):
 
 
 @pytest.mark.parametrize("kind", ["learned", "learned_2d", "sincos2d", "none"])
-@pytest.mark.parametrize("class_token", [True, False])
-def test_the_encoder_is_projection_prefix_and_positions(kind, class_token):
+@pytest.mark.parametrize("special", [(), ("class_token",), ("class_token", "distillation_token")])
+def test_the_encoder_is_projection_prefix_and_positions(kind, special):
     patches = harness.noise((2, 15, 11))
     layer = layers.PatchEncoder(
         12,
         grid_shape=(3, 5),
         position_embedding=kind,
-        class_token=class_token,
+        class_token="class_token" in special,
+        distillation_token="distillation_token" in special,
         num_registers=2,
     )
     layer.build(patches.shape)
     harness.randomize(layer)
     kernel, bias = (harness.numpy(w) for w in layer.projection.weights)
-    prefix = [layer.class_token] if class_token else []
-    prefix = [np.tile(harness.numpy(w), (2, 1, 1)) for w in [*prefix, layer.registers]]
+    prefix = [getattr(layer, name) for name in (*special, "registers")]
+    prefix = [np.tile(harness.numpy(w), (2, 1, 1)) for w in prefix]
     expected = np.concatenate([*prefix, patches @ kernel + bias], 1)
     if kind != "none":
         expected += added(layer.position_embedding, np.zeros_like(expected))
@@ -96,12 +124,23 @@ def test_the_encoder_is_projection_prefix_and_positions(kind, class_token):
 
 
 def test_encoder_initial_values():
-    layer = layers.PatchEncoder(256, num_registers=8)
+    layer = layers.PatchEncoder(256, distillation_token=True, num_registers=8)
     layer.build((None, 16, 64))
     assert not harness.numpy(layer.class_token).any()
+    assert not harness.numpy(layer.distillation_token).any()
     assert harness.numpy(layer.registers).std() == pytest.approx(0.02, rel=0.1)
     assert not harness.numpy(layer.projection.bias).any()
     assert harness.numpy(layer.projection.kernel).std() == pytest.approx(1 / 8, rel=0.1)
+
+
+def test_configs_from_before_the_distillation_token():
+    for cls, config in {
+        layers.PatchEncoder: {"hidden_dim": 7},
+        layers.PositionEmbedding: {"grid_shape": (3, 5), "num_prefix_tokens": 1},
+    }.items():
+        old = cls(**config).get_config()
+        del old["distillation_token"]
+        assert cls.from_config(old).get_config() == {**old, "distillation_token": False}
 
 
 def test_patches_of_no_square_need_a_grid():

@@ -30,9 +30,34 @@ BAD_VIT = [
     ({"mlp_dim": "wide"}, ["mlp_dim", "positive", "wide"]),
     ({"num_classes": 0}, ["num_classes", "positive", "0"]),
     ({"num_classes": 2.5}, ["num_classes", "positive", "2.5"]),
-    ({"pooling": "max"}, ["pooling", "token", "gap", "map", "'max'"]),
+    ({"pooling": "max"}, ["pooling", "token", "gap", "mean", "token_gap", "map", "'max'"]),
     ({"pooling": None}, ["pooling", "num_classes", "None", "5"]),
     ({"pooling": "token", "class_token": False}, ["class", "pooling", "False"]),
+    ({"pooling": "token_gap", "class_token": False}, ["class", "pooling", "token_gap", "False"]),
+    (
+        {"pooling": "token_gap", "norm_after_pooling": True},
+        ["norm_after_pooling", "token_gap", "True"],
+    ),
+    ({"distillation": "soft"}, ["distillation", "token", "head", "'soft'"]),
+    ({"distillation": True}, ["distillation", "token", "head", "True"]),
+    (
+        {"distillation": "token", "pooling": "gap", "class_token": False},
+        ["distillation", "class_token=False"],
+    ),
+    ({"distillation": "head", "pooling": "gap"}, ["distillation", "token", "pooling='gap'"]),
+    (
+        {"distillation": "head", "pooling": None, "num_classes": None},
+        ["distillation", "token", "pooling=None"],
+    ),
+    (
+        {"distillation": "head", "representation_size": 6},
+        ["distillation", "representation_size=6"],
+    ),
+    (
+        {"distillation": "head", "norm_after_pooling": True},
+        ["distillation", "norm_after_pooling=True"],
+    ),
+    ({"head_bias": 0}, ["head_bias", "True or False", "0"]),
     ({"position_embedding": "rope"}, ["position_embedding", "learned", "relative", "'rope'"]),
     ({"position_placement": "end"}, ["position_placement", "stem", "shared", "'end'"]),
     (

@@ -31,6 +31,8 @@ GOLDEN_MODELS = {
         "activation": "swiglu",
         "pre_norm": True,
     },
+    "distilled": {**VIT, "distillation": "head", "num_registers": 2},
+    "token_gap": {**VIT, "pooling": "token_gap", "distillation": "token", "head_bias": False},
 }
 
 
@@ -123,6 +125,10 @@ def test_names_of_input_and_output():
         ({"num_classes": None, "pooling": "map", "num_registers": 3}, (None, 8)),
         ({"num_classes": None, "representation_size": 6}, (None, 6)),
         ({"pooling": "gap"}, (None, 5)),
+        ({"num_classes": None, "pooling": "mean"}, (None, 8)),
+        ({"num_classes": None, "pooling": "token_gap"}, (None, 16)),
+        ({"num_classes": None, "pooling": "token_gap", "representation_size": 6}, (None, 6)),
+        ({"num_classes": None, "distillation": "head"}, (None, 8)),
     ],
 )
 def test_output_shapes(changes, shape):
