@@ -83,7 +83,7 @@ def keras_home() -> Path:
 
 
 def fetch(
-    url: str, path: Path, check: Callable[[Path], None], *, sha256: str | None = None
+    url: str, path: Path, check: Callable[[Path], object], *, sha256: str | None = None
 ) -> Path:
     """Downloads a file, unless it is there already and sound.
 
@@ -212,7 +212,7 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _check_file(path: Path, check: Callable[[Path], None], sha256: str | None) -> None:
+def _check_file(path: Path, check: Callable[[Path], object], sha256: str | None) -> None:
     if sha256 is not None:
         _check_digest(path, sha256)
     check(path)
