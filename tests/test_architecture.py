@@ -12,7 +12,7 @@ MAX_LINES = 400
 # A package or module imports only from rows above its own; those of one row do not know each
 # other. Beside the standard library, only the packages named here are imported at import time.
 ROWS = [
-    {"variants": (), "_deps": (), "_checks": (), "sincos": ("numpy",)},
+    {"variants": (), "_deps": (), "_checks": (), "_atomic": (), "sincos": ("numpy",)},
     {
         "counts": (),
         "layers": ("keras", "numpy"),

@@ -299,7 +299,9 @@ def target(config: Config, layout: Layout) -> Target:
     gated = config["activation"] == "swiglu"
     pooler = config["representation_size"] is not None
     stem = config["stem"]
-    fixed = {} if stem is None else {"stem": {**stem, **dialect.TORCH_STEM, "groups": stem["groups"]}}
+    fixed = (
+        {} if stem is None else {"stem": {**stem, **dialect.TORCH_STEM, "groups": stem["groups"]}}
+    )
     return Target(
         rules=(
             (config["pooling"] in ("token", "token_gap"), f"no pooling {config['pooling']!r}"),
@@ -352,7 +354,7 @@ def extras(config: Config, layout: Layout) -> dict[str, Shape]:
 
 
 def _gated_width(config: Config) -> int:
-    """transformers derives it from a whole `mlp_ratio`, 4 here."""
+    """The width that transformers derives from a whole `mlp_ratio`, 4 here."""
     return (int(int(config["hidden_dim"] * 4) * 2 / 3) + 7) // 8 * 8
 
 

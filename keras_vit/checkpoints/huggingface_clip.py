@@ -13,8 +13,8 @@ from keras_vit.checkpoints.huggingface import (
     ACTIVATION_NAMES,
     activation,
     epsilon,
-    preprocessor,
     prefix_of,
+    preprocessor,
     sides,
 )
 from keras_vit.checkpoints.rules import (
@@ -120,9 +120,7 @@ def describe(store: Store, hints: Hints) -> Found:
             "num_heads": dialect.num_heads(
                 kernel[0], sidecar.get("num_attention_heads"), hints, store
             ),
-            "mlp_dim": dialect.entry(
-                store, f"{prefix}encoder.layers.0.mlp.fc2.weight", 2
-            ).shape[1],
+            "mlp_dim": dialect.entry(store, f"{prefix}encoder.layers.0.mlp.fc2.weight", 2).shape[1],
             "num_classes": None if projection is None else projection.shape[0],
             "pooling": "token" if clip else "map" if probe else "gap",
             "class_token": token,

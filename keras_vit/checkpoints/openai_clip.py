@@ -84,8 +84,9 @@ def _target(config: Config, layout: Layout) -> Target:
 OPENAI_CLIP = Dialect(
     name="openai_clip",
     title="OpenAI's CLIP",
-    recognises=lambda store: "visual.conv1.weight" in store.entries
-    and "visual.class_embedding" in store.entries,
+    recognises=lambda store: (
+        "visual.conv1.weight" in store.entries and "visual.class_embedding" in store.entries
+    ),
     describe=_describe,
     rows=_rows,
     container="safetensors",

@@ -41,9 +41,14 @@ class Entry:
         return math.prod(self.shape)
 
     @property
+    def item_size(self) -> int:
+        """Bytes of one number."""
+        return ITEM_SIZES[self.dtype]
+
+    @property
     def nbytes(self) -> int:
         """Bytes of its data."""
-        return self.size * ITEM_SIZES[self.dtype]
+        return self.size * self.item_size
 
 
 @dataclass
@@ -84,3 +89,15 @@ class Store:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def from_bfloat16(bits: np.ndarray) -> np.ndarray:
+    """bfloat16 as uint16 to float32: the upper half of its bits."""
+    return (bits.astype("uint32") << 16).view("float32")
+
+
+def to_bfloat16(array: np.ndarray) -> np.ndarray:
+    """Numbers to bfloat16 as uint16, rounded to the nearest, ties to even; NaN stays NaN."""
+    bits = np.ascontiguousarray(array, "float32").view("uint32")
+    rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
+    return np.where(np.isnan(array), np.uint16(0x7FC0), rounded).astype("<u2")

@@ -87,9 +87,7 @@ def _rows(config: Config, layout: Layout) -> list[Row]:
     # Of one pooled token, the norm before the pooling is the norm after it.
     fc_norm = "norm" if config["pooling"] == "token" else "fc_norm"
     return [
-        *torch_bottlenecks(
-            f"{stem}.conv,{stem}.norm", f"{_BACKBONE}.stages.{{b0}}.blocks.{{u0}}"
-        ),
+        *torch_bottlenecks(f"{stem}.conv,{stem}.norm", f"{_BACKBONE}.stages.{{b0}}.blocks.{{u0}}"),
         ("patch_embed.proj", "patch_encoder/projection", T_PATCH),
         ("cls_token", "patch_encoder/class_token", LONE),
         ("dist_token", "patch_encoder/distillation_token", LONE),

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from keras_vit._atomic import umask
 from keras_vit.checkpoints.dialect import Dialect, Source, to_metadata
 from keras_vit.checkpoints.errors import CheckpointError
-from keras_vit.checkpoints.files import write_documents
+from keras_vit.checkpoints.files import ARRAYS, write_documents
 from keras_vit.checkpoints.fitting import Get, fit
 from keras_vit.checkpoints.formats import format_of
 from keras_vit.checkpoints.npz import write_npz
@@ -22,8 +23,6 @@ from keras_vit.checkpoints.rules import Writer, bind
 from keras_vit.checkpoints.safetensors import write_safetensors
 from keras_vit.checkpoints.shapes import Config, is_bit, weight_shapes
 from keras_vit.checkpoints.store import FLOATS, Entry
-
-ARRAYS = "model.safetensors"
 
 
 def write(
@@ -126,24 +125,18 @@ def _write(path: Path, dialect: Dialect, entries, produce, config, layout, names
         _write_directory(path, dialect.documents(config, layout, names), entries, produce, metadata)
 
 
-def _write_directory(
-    path: Path, documents: Mapping[str, Any], entries, produce, metadata
-) -> None:
+def _write_directory(path: Path, documents: Mapping[str, Any], entries, produce, metadata) -> None:
     """A new directory appears whole; in one that is there, each file is replaced whole."""
-    partial = path if path.exists() else Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+    partial = (
+        path if path.exists() else Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+    )
     try:
         write_safetensors(partial / ARRAYS, entries, produce, metadata)
         write_documents(partial, documents)
         if partial is not path:
-            os.chmod(partial, 0o777 & ~_umask())
+            os.chmod(partial, 0o777 & ~umask())
             os.replace(partial, path)
     except BaseException:
         if partial is not path:
             shutil.rmtree(partial, ignore_errors=True)
         raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -1,6 +1,8 @@
 """Model classes, building by name, surgery and loading; `applications` has a function a variant."""
 
+from keras_vit.checkpoints.pretrained import list_pretrained
 from keras_vit.models.applications import create_model
+from keras_vit.models.checkpoints import from_checkpoint, to_checkpoint
 from keras_vit.models.loading import load_model
 from keras_vit.models.resnet import BiTResNet
 from keras_vit.models.surgery import replace_head, resize
@@ -10,7 +12,10 @@ __all__ = [
     "BiTResNet",
     "VisionTransformer",
     "create_model",
+    "from_checkpoint",
+    "list_pretrained",
     "load_model",
     "replace_head",
     "resize",
+    "to_checkpoint",
 ]

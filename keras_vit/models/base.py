@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -12,6 +10,7 @@ from typing import Any
 import keras
 
 from keras_vit import _checks
+from keras_vit._atomic import replacing
 from keras_vit.layers.pixel_scaling import PIXEL_RANGES, check_channels
 
 CLASSIFIER_ACTIVATIONS = (None, "softmax", "sigmoid")
@@ -107,20 +106,8 @@ class FlatModel(keras.Model):
         if path.suffix != ".keras" or "://" in str(filepath) or (path.exists() and not overwrite):
             super().save(filepath, *args, **kwargs)
             return
-        handle, partial = tempfile.mkstemp(".keras", f".{path.stem}-", path.parent)
-        os.close(handle)
-        try:
+        with replacing(path) as partial:
             super().save(partial, *args, **kwargs)
-            os.chmod(partial, 0o666 & ~_umask())
-            os.replace(partial, path)
-        finally:
-            Path(partial).unlink(missing_ok=True)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def default_compilation(classifier_activation: str | None) -> dict[str, Any]:

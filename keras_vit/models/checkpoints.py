@@ -271,7 +271,7 @@ def _plan(store, config: Config, now: Config, variables, fresh, excused: re.Patt
         if path.split("/")[0] not in fresh
     }
     faults = [
-        f"{path}: {shapes.get(path, 'nothing')} in the file, {ours.get(path, 'nothing')} in the model"
+        f"{path}: {shapes.get(path, 'nothing')} in the file, {ours.get(path, 'nothing')} here"
         for path in sorted(shapes.keys() | ours.keys())
         if shapes.get(path) != ours.get(path) and not excused.search(path)
     ]
