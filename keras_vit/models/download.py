@@ -8,7 +8,6 @@ import http.client
 import ipaddress
 import os
 import re
-import secrets
 import tempfile
 import urllib.error
 import urllib.parse
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import keras
 
+from keras_vit._atomic import replacing
 from keras_vit.checkpoints.errors import CheckpointError
 from keras_vit.checkpoints.files import open_checkpoint
 from keras_vit.models.hub import resolve_hub
@@ -88,8 +88,8 @@ def fetch(
     """Downloads a file, unless it is there already and sound.
 
     `keras.utils.get_file` is not used: it writes under the final name from the start, so that
-    what is left of a killed process passes for the file, and neither compares sizes nor has a
-    timeout. Here the file gets its name when it is whole and checked.
+    what a killed process leaves passes for the file, leaves a file of the wrong digest there,
+    and has no timeout. Here the file gets its name when it is whole and checked.
 
     Args:
         url: `https://` address; `http://` only on this very machine.
@@ -105,30 +105,25 @@ def fetch(
             there before and is damaged stays until a sound one replaces it.
     """
     _check_address(url)
-    # The ending stays, as it tells the kind of file; the name tells that it is not whole.
-    partial = path.with_name(f".partial-{secrets.token_hex(4)}-{path.name}")
     try:
         if path.exists():
             with contextlib.suppress(CheckpointError):
                 _check_file(path, check, sha256)
                 return path
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(partial, "xb") as file:
-            _download(url, path, file)
-        try:
-            _check_file(partial, check, sha256)
-        except CheckpointError as error:
-            reason = str(error).replace(str(partial), "the file")
-            raise CheckpointError(f"{url} is not what was expected: {reason}") from error
-        os.replace(partial, path)
+        with replacing(path) as partial:
+            with open(partial, "wb") as file:
+                _download(url, path, file)
+            try:
+                _check_file(partial, check, sha256)
+            except CheckpointError as error:
+                reason = str(error).replace(str(partial), "the file")
+                raise CheckpointError(f"{url} is not what was expected: {reason}") from error
     except OSError as error:
         raise CheckpointError(
             f"{url} cannot be written to {path} ({error}): see to room and permissions there, or "
             "set KERAS_HOME to another directory."
         ) from error
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
     return path
 
 

@@ -12,7 +12,8 @@ from keras_vit.checkpoints.errors import CheckpointError
 _ADDRESS = re.compile(
     r"(?i:hf)://(?P<repo>[^/@]+/[^/@]+)(@(?P<revision>[^/]+))?(/(?P<inner>.+?))?/?"
 )
-WEIGHTS = ("*.safetensors", "*.npz")
+# keras-hub presets end in ".weights.h5"; transformers' "tf_model.h5" is of no use here.
+WEIGHTS = ("*.safetensors", "*.npz", "*.weights.h5")
 FILES = (*WEIGHTS, "*.json")
 
 # The library's errors, by class name, and what the user can do. The nearest ancestor counts.

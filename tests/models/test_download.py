@@ -15,6 +15,7 @@ import keras
 import numpy as np
 import pytest
 
+from keras_vit._atomic import umask
 from keras_vit.checkpoints.errors import CheckpointError
 from keras_vit.models import download
 from keras_vit.models.download import cached_path, fetch, resolve_source
@@ -89,6 +90,7 @@ def test_good_file(server, home, capsys):
     assert path.name.endswith("-vit.npz")
     assert path.read_bytes() == GOOD
     assert files(home) == [path.name]
+    assert path.stat().st_mode & 0o777 == 0o666 & ~umask()
     shown = capsys.readouterr().out
     assert url in shown and f"{len(GOOD)}/{len(GOOD)}" in shown
 
@@ -130,7 +132,7 @@ def test_bad_answer(server, home, answer, message):
     url = serve(server, **answer)
     with pytest.raises(CheckpointError, match=message) as caught:
         resolve_source(url)
-    assert ".partial" not in str(caught.value)
+    assert f"/.{cached_path(url).stem}" not in str(caught.value)
     assert files(home) == []
 
 
@@ -239,17 +241,18 @@ def test_killed_download_leaves_nothing_under_the_name(server, home):
     code = f"from keras_vit.models.download import resolve_source as r; r({url!r})"
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL)
     path = cached_path(url)
+    partial = f".{path.stem}-*"
     try:
         deadline = time.monotonic() + 120
-        while time.monotonic() < deadline and not [*path.parent.glob(".partial-*")]:
+        while time.monotonic() < deadline and not [*path.parent.glob(partial)]:
             assert process.poll() is None
             time.sleep(0.05)
-        assert [*path.parent.glob(".partial-*")]
         assert not path.exists()
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
         killed.set()
+    assert [*path.parent.glob(partial)]
     assert not path.exists()
     serve(server)
     assert resolve_source(url).read_bytes() == GOOD

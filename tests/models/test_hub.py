@@ -25,6 +25,9 @@ FILES = (
     "big/model.safetensors.index.json",
     "big/deeper/model.safetensors",
     "jax/vit.npz",
+    "preset/model.weights.h5",
+    "preset/task.json",
+    "preset/tf_model.h5",
     "pickles/pytorch_model.bin",
 )
 
@@ -70,6 +73,7 @@ def below(folder) -> list[str]:
         ("/big/", sorted(f for f in FILES if f.startswith("big/m") or f == "big/config.json")),
         ("/big/deeper", ["big/deeper/model.safetensors"]),
         ("/jax/vit.npz", ["jax/vit.npz"]),
+        ("/preset", ["preset/model.weights.h5", "preset/task.json"]),
         ("/model.safetensors", ["config.json", "model.safetensors", "preprocessor_config.json"]),
     ),
 )
