@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -230,7 +230,7 @@ def num_heads(width: int, stated: Any, hints: Hints, store: Store) -> int:
 
 
 def image_size(
-    patches: int, cell: tuple[int, int], hints: Hints, store: Store, stated: Any = None
+    patches: int, cell: Sequence[int], hints: Hints, store: Store, stated: Any = None
 ) -> tuple[int, int]:
     """The image size that a position table belongs to.
 

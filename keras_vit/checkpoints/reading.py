@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 
 from keras_vit.checkpoints.dialect import Found, Source
 from keras_vit.checkpoints.errors import CheckpointError
 from keras_vit.checkpoints.formats import DIALECTS
-from keras_vit.checkpoints.rules import Reader, bind, compare, expected
+from keras_vit.checkpoints.report import compare
+from keras_vit.checkpoints.rules import Reader, bind, expected
 from keras_vit.checkpoints.shapes import Config, weight_shapes
 from keras_vit.checkpoints.store import Store
 
@@ -91,14 +91,3 @@ def _any_of(patterns: Iterable[str] | str) -> str:
                 f"`skip` must be regular expressions ({error}). Received: {pattern!r}"
             ) from error
     return "|".join(f"(?:{pattern})" for pattern in patterns) or r"(?!)"
-
-
-def describe(found: Found, config: Config, weights: Weights) -> dict[str, Any]:
-    """What there is to say of a file, in plain values."""
-    return {
-        "dialect": DIALECTS[found.dialect].title,
-        "config": dict(config),
-        "parameters": sum(int(np.prod(shape)) for shape in weight_shapes(config).values()),
-        "report": weights.report,
-        "assumed": found.assumed,
-    }

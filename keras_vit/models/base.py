@@ -11,6 +11,7 @@ import keras
 
 from keras_vit import _checks
 from keras_vit._atomic import replacing
+from keras_vit.checkpoints.dialect import Source
 from keras_vit.layers.pixel_scaling import PIXEL_RANGES, check_channels
 
 CLASSIFIER_ACTIVATIONS = (None, "softmax", "sigmoid")
@@ -34,7 +35,7 @@ class FlatModel(keras.Model):
         # A proxy, since Keras would take a plain dict for a container of layers.
         self._flat_config = MappingProxyType(dict(config))
         # The checkpoint that the weights came from, see `checkpoints.dialect.Source`.
-        self.source = None
+        self.source: Source | None = None
         if config["num_classes"] is not None:
             self.compile(**default_compilation(config["classifier_activation"]))
 
