@@ -71,6 +71,11 @@ def randomize_by_order(layer):
         variable.assign(noise(tuple(variable.shape), f"weight {index}"))
 
 
+def parameters(model):
+    """The model's weights by path, without the states of random layers."""
+    return {v.path: v for v in model.weights if "seed_generator" not in v.path}
+
+
 def copy_state(source, target):
     """Copies all variables, random states included."""
     assert len(source.variables) == len(target.variables)

@@ -1,1 +1,5 @@
-"""Weights from elsewhere: how they are resampled. NumPy only, no Keras."""
+"""Other projects' weights: read, resampled and written. NumPy only, no Keras."""
+
+from keras_vit.checkpoints.errors import CheckpointError
+
+__all__ = ["CheckpointError"]
