@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import os
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from keras_vit._atomic import replacing
+import numpy as np
+
 from keras_vit.checkpoints.errors import CheckpointError
 from keras_vit.checkpoints.hdf5 import open_hdf5
 from keras_vit.checkpoints.npz import open_npz
-from keras_vit.checkpoints.safetensors import open_safetensors
+from keras_vit.checkpoints.raw import new_file
+from keras_vit.checkpoints.safetensors import MAX_HEADER, open_safetensors
 from keras_vit.checkpoints.store import Entry, Store
 
 ARRAYS = "model.safetensors"
@@ -28,11 +31,20 @@ _PICKLES = (".bin", ".pth", ".pt", ".ckpt")
 _MAX_JSON = 64 << 20
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 
+_TENSORFLOW_INDEX = b"\x57\xfb\x80\x8b\x24\x75\x47\xdb"  # the last bytes of its table of names
+_TAR = 257, b"ustar"
+
 _PICKLE = (
     "it is a torch pickle, which can run code of its own when it is loaded. Where torch is, make "
-    "a safetensors file of it: `state = torch.load(PATH, weights_only=True)`, then "
+    'a safetensors file of it: `state = torch.load(PATH, map_location="cpu", weights_only=True)`, '
+    "then "
     "`safetensors.torch.save_file({k: v.contiguous().clone() for k, v in state.items()}, "
     '"model.safetensors")` (of `state["model"]` or the like, where the weights lie deeper).'
+)
+_TENSORFLOW = (
+    "it is a TensorFlow checkpoint. Where TensorFlow is, make an .npz file of it: "
+    '`reader = tf.train.load_checkpoint(PREFIX)`, then `np.savez("model.npz", **{name: '
+    "reader.get_tensor(name) for name in reader.get_variable_to_shape_map()})`."
 )
 # What else people have under the name of a checkpoint: first bytes -> what to do.
 _STRANGERS: tuple[tuple[tuple[bytes, ...], str], ...] = (
@@ -66,47 +78,59 @@ def open_checkpoint(path: str | os.PathLike) -> Store:
         if path.is_dir():
             return _open_directory(path)
         if not path.is_file():
+            if path.with_name(f"{path.name}.index").is_file():
+                raise _refuse(path, _TENSORFLOW)
             raise CheckpointError(
                 f"No such file or directory: {path}. Expected a .npz, .safetensors or "
                 ".weights.h5 file, or a directory with one."
             )
-        if path.name.endswith(".index.json"):
-            return _open_shards(path, _documents(path.parent))
-        return _open_file(path, _documents(path.parent))
+        if path.suffix == ".json":
+            return _open_shards(path)
+        opener = _opener(path)
+        # Those of .npz files are not theirs: Google's lie together in one directory.
+        documents = {} if opener is open_npz else _documents(path.parent)
+        store = opener(path)
+        store.documents = documents
+        return store
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
-
-
-def _open_file(path: Path, documents: Mapping[str, Any], prefix: str = "") -> Store:
-    with open(path, "rb") as file:
-        start = file.read(64)
-    if start.startswith(_HDF5):
-        store = open_hdf5(path, prefix)
-    elif start.startswith(b"PK"):
-        _refuse_other_archives(path)
-        return open_npz(path)
-    else:
-        _refuse_strangers(path, start)
-        store = open_safetensors(path)
-    store.documents = documents
-    return store
 
 
 def _refuse(path: Path, what: str) -> CheckpointError:
     return CheckpointError(f"{path} cannot be loaded: {what}")
 
 
-def _refuse_strangers(path: Path, start: bytes) -> None:
+def _opener(path: Path) -> Callable[[Path], Store]:
+    """Finds out what a file is; a CheckpointError if it is nothing that can be loaded."""
+    with open(path, "rb") as file:
+        start = file.read(512)
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - len(_TENSORFLOW_INDEX)))
+        end = file.read()
     if not start:
         raise _refuse(path, "it is empty. Get it again.")
-    # A safetensors file begins with a length; its ninth byte opens the header.
-    if start[8:9] == b"{" and int.from_bytes(start[:8], "little") < path.stat().st_size:
-        return
+    if start.startswith(_HDF5):
+        return open_hdf5
+    if start.startswith(b"PK"):
+        _refuse_other_archives(path)
+        return open_npz
+    # A safetensors file begins with a length, which may look like the start of a pickle; its
+    # ninth byte opens the header.
+    if start[8:9] == b"{" and int.from_bytes(start[:8], "little") <= MAX_HEADER:
+        return open_safetensors
     for beginnings, what in _STRANGERS:
         if start.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(beginnings):
             raise _refuse(path, what)
-    if path.suffix in _PICKLES:
+    if end == _TENSORFLOW_INDEX:
+        raise _refuse(path, _TENSORFLOW)
+    place, tar = _TAR
+    if path.suffix in _PICKLES or start[place:].startswith(tar):
         raise _refuse(path, _PICKLE)
+    raise _refuse(
+        path,
+        f"its {size} bytes are no .npz, .safetensors or .h5 file, by how they begin. Get it "
+        "again, or convert it to one of these.",
+    )
 
 
 def _refuse_other_archives(path: Path) -> None:
@@ -125,83 +149,104 @@ def _refuse_other_archives(path: Path) -> None:
 
 
 def _open_directory(path: Path) -> Store:
-    documents = _documents(path)
-    if (path / ARRAYS).is_file():
-        store = _open_file(path / ARRAYS, documents)
-    elif (path / INDEX).is_file():
-        store = _open_shards(path / INDEX, documents)
-    elif (path / _HUB_MODEL).is_file():
-        parts = [open_hdf5(path / _HUB_MODEL)]
-        if (path / _HUB_TASK).is_file():
-            parts.append(open_hdf5(path / _HUB_TASK, "task/"))
-        store = _joined(path, parts, documents)
+    whole, sharded, hub = ((path / name).is_file() for name in (ARRAYS, INDEX, _HUB_MODEL))
+    if hub and (whole or sharded):
+        raise CheckpointError(
+            f"{path} must hold one model. Received: {ARRAYS if whole else INDEX} and "
+            f"{_HUB_MODEL}; name the file."
+        )
+    if sharded and not whole:
+        store = _open_shards(path / INDEX)
     else:
-        store = _open_file(_only_file(path), documents)
+        parts = [(path / ARRAYS, "")] if whole else [(path / _HUB_MODEL, "")]
+        if hub and (path / _HUB_TASK).is_file():
+            parts.append((path / _HUB_TASK, "task/"))
+        if not whole and not hub:
+            parts = [(_only_file(path), "")]
+        store, _ = _open_parts(path, parts, _documents(path))
     store.path = path
     return store
 
 
 def _only_file(path: Path) -> Path:
-    found = sorted(entry for entry in path.iterdir() if entry.suffix in _ENDINGS)
+    # Hidden ones are what a killed process left half-written.
+    files = sorted(e for e in path.iterdir() if e.is_file() and not e.name.startswith("."))
+    found = [file for file in files if file.suffix in _ENDINGS]
     if len(found) == 1:
         return found[0]
-    if not found and (pickles := [e for e in path.iterdir() if e.suffix in _PICKLES]):
-        raise _refuse(sorted(pickles)[0], _PICKLE)
-    names = [entry.name for entry in found]
+    if not found and (pickles := [file for file in files if file.suffix in _PICKLES]):
+        raise _refuse(pickles[0], _PICKLE)
+    names = [file.name for file in found or files]
     raise CheckpointError(
         f"{path} must hold {ARRAYS}, {INDEX}, {_HUB_MODEL}, or one file ending in "
-        f"{' or '.join(_ENDINGS)}: name the file. Received: {names or 'none of them'}"
+        f"{' or '.join(_ENDINGS)}: name the file. Received: {names[:20] or 'an empty directory'}"
     )
 
 
-def _open_shards(index: Path, documents: Mapping[str, Any]) -> Store:
+def _open_shards(index: Path) -> Store:
     names = _read_json(index).get("weight_map")
     if not isinstance(names, dict) or not all(isinstance(v, str) for v in names.values()):
         raise CheckpointError(
-            f"{index} must have a `weight_map` from array names to file names. Get it again."
+            f"{index} must have a `weight_map` from array names to file names. Get it again; to "
+            "load what lies beside another JSON file, name the directory."
         )
-    parts: list[Store] = []
-    try:
-        for shard in sorted(set(names.values())):
-            if not shard or Path(shard).name != shard or shard in (".", ".."):
-                raise CheckpointError(f"{index} names a file outside its directory: {shard!r}.")
-            if not (index.parent / shard).is_file():
-                raise CheckpointError(f"{index} names {shard!r}, which is not beside it. Get it.")
-            parts.append(open_safetensors(index.parent / shard))
-            missing = {n for n, file in names.items() if file == shard} - set(parts[-1].entries)
-            if missing:
-                raise CheckpointError(
-                    f"{index.parent / shard} lacks {sorted(missing)[:5]}, which {index.name} "
-                    "places there. Get both again."
-                )
-        return _joined(index, parts, documents)
-    except BaseException:
-        for part in parts:
-            part.close()
-        raise
+    shards = sorted(set(names.values()))
+    for shard in shards:
+        if Path(shard).name != shard or "\\" in shard or shard in ("", ".", ".."):
+            raise CheckpointError(
+                f"{index} names a file outside its directory: {shard!r}. Expected plain file "
+                "names. Get it again."
+            )
+    if absent := [shard for shard in shards if not (index.parent / shard).is_file()]:
+        raise CheckpointError(
+            f"{index} names {absent[:5]}, not to be found beside it. Get all {len(shards)} files."
+        )
+    parts = [(index.parent / shard, "") for shard in shards]
+    store, owners = _open_parts(index, parts, _documents(index.parent))
+    # The index may leave arrays out, but what it names must be where it says.
+    astray = sorted(n for n, shard in names.items() if owners.get(n) != index.parent / shard)
+    if astray:
+        store.close()
+        raise CheckpointError(
+            f"{index.parent / names[astray[0]]} lacks {astray[0]!r}, which {index.name} places "
+            f"there; {len(astray)} arrays are not where they should be. Get all files again."
+        )
+    return store
 
 
-def _joined(path: Path, parts: list[Store], documents: Mapping[str, Any]) -> Store:
-    owners: dict[str, Store] = {}
+def _open_parts(
+    path: Path, parts: Sequence[tuple[Path, str]], documents: Mapping[str, Any]
+) -> tuple[Store, dict[str, Path]]:
+    """Opens files as one store, and says which array is in which.
+
+    Args:
+        path: of the store.
+        parts: the files, and what to put before the names of their arrays.
+        documents: of the store.
+    """
+    places: dict[str, tuple[Store, str]] = {}
     entries: dict[str, Entry] = {}
-    for part in parts:
-        if both := owners.keys() & part.entries.keys():
-            raise CheckpointError(f"{path}: {sorted(both)[:5]} lie in two files. Get it again.")
-        owners |= dict.fromkeys(part.entries, part)
-        entries |= part.entries
+    metadata: dict[str, str] = {}
+    with ExitStack() as stack:
+        for file, prefix in parts:
+            part = stack.enter_context(_opener(file)(file))
+            metadata |= part.metadata
+            for inner, entry in part.entries.items():
+                name = prefix + inner
+                if name in entries:
+                    raise CheckpointError(
+                        f"{path}: {name!r} is both in {places[name][0].path.name} and in "
+                        f"{file.name}. Get the files again, or take one away."
+                    )
+                places[name], entries[name] = (part, inner), entry
+        close = stack.pop_all().close
 
-    def close():
-        for part in parts:
-            part.close()
+    def read(name: str) -> np.ndarray:
+        part, inner = places[name]
+        return part.read(inner)
 
-    return Store(
-        path,
-        entries,
-        lambda name: owners[name].read(name),
-        parts[0].metadata if parts else {},
-        documents,
-        close,
-    )
+    store = Store(path, entries, read, metadata, documents, close)
+    return store, {name: part.path for name, (part, _) in places.items()}
 
 
 def _documents(directory: Path) -> dict[str, Any]:
@@ -230,7 +275,11 @@ def write_documents(directory: Path, documents: Mapping[str, Any]) -> None:
     Args:
         directory: where; it must be there.
         documents: values by file name.
+
+    Raises:
+        CheckpointError: if a file cannot be written.
     """
     for name, value in documents.items():
-        with replacing(directory / name) as temporary:
-            temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", "utf-8")
+        with new_file(directory / name) as file:
+            text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+            file.write(text.encode("utf-8"))

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from functools import partial
+import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from keras_vit.checkpoints.errors import CheckpointError
-from keras_vit.checkpoints.store import ITEM_SIZES, Entry, Store
+from keras_vit.checkpoints.raw import DTYPES, as_native, check_declared, checked_entry
+from keras_vit.checkpoints.store import Entry, Store
 
-# Whatever HDF5 finds wrong comes as one of these.
-_DAMAGE = (OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError, MemoryError)
-_MAX_RATIO = 100
-_SMALL = 256 << 20
+_MAX_DEPTH = 64
 
 
-def open_hdf5(path: Path, prefix: str = "") -> Store:
-    """Opens a file; data sets are listed, none is read.
-
-    Args:
-        path: the file.
-        prefix: put before all names.
+def open_hdf5(path: Path) -> Store:
+    """Opens a file; data sets are listed by their full path, none is read.
 
     Raises:
         CheckpointError: if the file is damaged, or holds links or anything but numbers.
@@ -30,51 +25,89 @@ def open_hdf5(path: Path, prefix: str = "") -> Store:
 
     try:
         file = h5py.File(path, "r")
-    except _DAMAGE as error:
+    except Exception as error:  # h5py has a class for each kind of fault that the C library finds
         raise _fault(path, f"it cannot be opened ({error})") from error
     try:
-        entries: dict[str, Entry] = {}
-        _walk(path, file, "", prefix, entries, h5py)
-        declared, size = sum(e.nbytes for e in entries.values()), path.stat().st_size
-        if declared > max(_SMALL, _MAX_RATIO * size):
-            raise _fault(path, f"it declares {declared} bytes of data in a file of {size}")
+        listing = _Listing(path)
+        listing.walk(file, "", 0)
+        check_declared(path, listing.declared)
     except CheckpointError:
         file.close()
         raise
-    except (*_DAMAGE, RecursionError) as error:
+    except Exception as error:
         file.close()
         raise _fault(path, f"it cannot be listed ({error})") from error
-    read = partial(_read, path, file, entries, len(prefix))
-    return Store(path, entries, read, {}, {}, file.close)
+    except BaseException:
+        file.close()
+        raise
+
+    def read(name: str) -> np.ndarray:
+        try:
+            array = np.asarray(listing.datasets[name][()])
+        except Exception as error:
+            raise _fault(path, f"{name!r} cannot be read ({error})") from error
+        entry = listing.entries[name]
+        if entry.dtype == "bfloat16":
+            array = array.view("<u2")  # as Keras writes it, from ml_dtypes
+        return np.asarray(as_native(array, entry.dtype))
+
+    return Store(path, listing.entries, read, on_close=file.close)
 
 
 def _fault(path: Path, what: str) -> CheckpointError:
     return CheckpointError(f"{path} is no whole HDF5 file of arrays: {what}. Get the file again.")
 
 
-def _walk(path, group, place, prefix, entries, h5py) -> None:
-    for name in group:
-        inner = f"{place}{name}"
-        # Links may lead out of the file, or round in circles.
-        if not isinstance(group.get(name, getlink=True), h5py.HardLink):
-            raise _fault(path, f"{inner!r} is a link")
-        item = group[name]
-        if isinstance(item, h5py.Group):
-            if inner.count("/") > 64:
-                raise _fault(path, "its groups go deeper than 64 levels")
-            _walk(path, item, f"{inner}/", prefix, entries, h5py)
-        elif isinstance(item, h5py.Dataset):
-            dtype = item.dtype.name
-            if dtype not in ITEM_SIZES or item.is_virtual or item.external:
-                raise _fault(path, f"{inner!r} has dtype {item.dtype} or lies elsewhere")
-            entries[prefix + inner] = Entry(tuple(item.shape), dtype)
+class _Listing:
+    """The data sets of a file.
 
+    Args:
+        path: the file, for messages.
+    """
 
-def _read(path: Path, file, entries, skip: int, name: str) -> np.ndarray:
-    try:
-        array = np.asarray(file[name[skip:]][()])
-    except _DAMAGE as error:
-        raise _fault(path, f"{name!r} cannot be read ({error})") from error
-    if array.shape != entries[name].shape:
-        raise _fault(path, f"{name!r} changed its shape")
-    return array
+    def __init__(self, path: Path):
+        self.path = path
+        self.entries: dict[str, Entry] = {}
+        self.datasets: dict[str, Any] = {}
+        self.declared = 0  # bytes that reading everything takes
+        self._groups: set[int] = set()
+
+    def walk(self, group: Any, place: str, depth: int) -> None:
+        """Lists what is in a group and below."""
+        import h5py
+
+        address = h5py.h5o.get_info(group.id).addr
+        if address in self._groups or depth > _MAX_DEPTH:
+            raise _fault(self.path, f"{place!r} contains itself, or lies too deep")
+        self._groups.add(address)
+        for key in group:
+            name = f"{place}{key}"
+            # Other links lead to other places, out of the file or round in circles.
+            if not isinstance(group.get(key, getlink=True), h5py.HardLink):
+                raise _fault(self.path, f"{name!r} is a link to another place or file")
+            item = group[key]
+            if isinstance(item, h5py.Group):
+                self.walk(item, f"{name}/", depth + 1)
+            elif isinstance(item, h5py.Dataset):
+                self.entries[name] = self._entry(name, item)
+                self.datasets[name] = item
+
+    def _entry(self, name: str, item: Any) -> Entry:
+        dtype = item.dtype
+        if item.shape is None or dtype.fields or dtype.subdtype or dtype.str[1:] not in DTYPES:
+            raise CheckpointError(
+                f"{self.path}: {name!r} has the dtype {dtype}; expected an array of real numbers."
+            )
+        if item.is_virtual or item.external:
+            raise _fault(self.path, f"the data of {name!r} lie in another file")
+        entry = checked_entry(self.path, name, item.shape, DTYPES[dtype.str[1:]])
+        stored, width = item.id.get_storage_size(), item.id.get_type().get_size()
+        if item.chunks is None and stored != entry.size * width or entry.size and not stored:
+            raise _fault(
+                self.path,
+                f"{name!r} of shape {entry.shape} and dtype {entry.dtype} needs {entry.nbytes} "
+                f"bytes, the file has {stored}",
+            )
+        # A chunk is unpacked whole, even where it is larger than the array.
+        self.declared += max(entry.nbytes, math.prod(item.chunks or (0,)) * entry.item_size)
+        return entry

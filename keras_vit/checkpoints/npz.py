@@ -3,123 +3,170 @@
 from __future__ import annotations
 
 import json
+import re
+import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
-from keras_vit._atomic import replacing
 from keras_vit.checkpoints.errors import CheckpointError
-from keras_vit.checkpoints.safetensors import stored_bytes
-from keras_vit.checkpoints.store import ITEM_SIZES, Entry, Store, from_bfloat16
+from keras_vit.checkpoints.raw import (
+    DTYPES,
+    check_declared,
+    checked_entry,
+    new_file,
+    read_array,
+    stored_bytes,
+)
+from keras_vit.checkpoints.store import Entry, Store
 
-# A file of floats hardly shrinks; one that declares this many times its size is a zip bomb.
-_MAX_RATIO = 100
-_SMALL = 256 << 20
-_MAX_COMMENT = 65_535
+_MAX_COMMENT = 65_535  # of the zip format
 _MAX_HEADER = 65_536
-_HEADERS = {
-    (1, 0): np.lib.format.read_array_header_1_0,
-    (2, 0): np.lib.format.read_array_header_2_0,
-}
+_END = 22  # bytes of the record that ends an archive, before its comment
+_CHUNK = 1 << 20
+_ENCRYPTED = 1
 # What zipfile and zlib raise on damaged archives.
 _DAMAGE = (
-    *(zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, NotImplementedError),
-    *(RuntimeError, KeyError, IndexError, OverflowError, MemoryError, SyntaxError, TypeError),
+    *(zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, ValueError),
+    *(NotImplementedError, RuntimeError, KeyError, IndexError, OverflowError),
 )
+# The header is a Python literal. These three say the same without running a parser on it; the L
+# is Python 2's.
+_DESCR = re.compile(r"""['"]descr['"]: *['"]([<>|])(\w+)['"]""")
+_FORTRAN = re.compile(r"""['"]fortran_order['"]: *(True|False)""")
+_SHAPE = re.compile(r"""['"]shape['"]: *\(((?:\d{1,19}L?, *)*(?:\d{1,19}L?)?)\)""")
+
+
+@dataclass(frozen=True)
+class _Member:
+    """A .npy file of the archive."""
+
+    info: zipfile.ZipInfo
+    entry: Entry
+    position: int
+    big_endian: bool
+    fortran: bool
 
 
 def open_npz(path: Path) -> Store:
     """Opens a file; the archive's directory and the arrays' headers are read, no data.
 
+    Strings that `write_npz` put into the archive come back as `Store.metadata`.
+
     Raises:
         CheckpointError: if the file is damaged, holds anything but arrays of numbers, or declares
             far more data than it can have.
     """
+    with _faults(path, "the archive cannot be read"):
+        file = open(path, "rb")
     try:
-        archive = zipfile.ZipFile(path)
-    except _DAMAGE as error:
-        raise _fault(path, f"the archive cannot be read ({error})") from error
-    try:
-        entries, members = _entries(path, archive)
+        with _faults(path, "the archive cannot be read"):
+            archive = zipfile.ZipFile(file)
+            _check_end(path, file, archive)
+            check_declared(path, sum(info.file_size for info in archive.infolist()))
+        members = _members(path, archive)
     except BaseException:
-        archive.close()
+        file.close()
         raise
-    read = partial(_read, path, archive, entries, members)
-    return Store(path, entries, read, _metadata(archive.comment), {}, archive.close)
+    entries = {name: member.entry for name, member in members.items()}
+    return Store(
+        path,
+        entries,
+        lambda name: _read(path, archive, name, members[name]),
+        _metadata(archive.comment),
+        on_close=file.close,
+    )
 
 
 def _fault(path: Path, what: str) -> CheckpointError:
     return CheckpointError(f"{path} is no whole .npz file of arrays: {what}. Get the file again.")
 
 
-def _entries(path: Path, archive: zipfile.ZipFile):
-    members: dict[str, zipfile.ZipInfo] = {}
-    for info in archive.infolist():
-        name = info.filename.removesuffix(".npy")
-        if name in members or not info.filename.endswith(".npy") or info.flag_bits & 1:
-            raise _fault(path, f"{info.filename!r} comes twice, is no .npy file or is encrypted")
-        members[name] = info
-    declared, size = sum(info.file_size for info in members.values()), path.stat().st_size
-    if declared > max(_SMALL, _MAX_RATIO * size):
-        raise _fault(path, f"it declares {declared} bytes of data in a file of {size}")
-    return {name: _entry(path, archive, info)[0] for name, info in members.items()}, members
-
-
-def _entry(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, file=None):
-    """The array's header; `file` is left where its data begin."""
+@contextmanager
+def _faults(path: Path, what: str) -> Iterator[None]:
     try:
-        if file is None:
-            with archive.open(info) as opened:
-                return _entry(path, archive, info, opened)
-        version = np.lib.format.read_magic(file)
-        shape, fortran, dtype = _HEADERS[version](file, max_header_size=_MAX_HEADER)
-        position = file.tell()
+        yield
     except CheckpointError:
         raise
     except _DAMAGE as error:
-        raise _fault(path, f"{info.filename!r} has no readable header ({error})") from error
-    name = "bfloat16" if dtype.kind == "V" and dtype.itemsize == 2 else dtype.name
-    if dtype.hasobject or name not in ITEM_SIZES or dtype.fields is not None:
+        raise _fault(path, f"{what} ({error})") from error
+
+
+def _check_end(path: Path, file: IO[bytes], archive: zipfile.ZipFile) -> None:
+    """What zipfile puts up with: a comment that is cut short, and bytes after the archive."""
+    file.seek(-_END - len(archive.comment), 2)
+    end = file.read(_END)
+    if not end.startswith(b"PK\5\6") or int.from_bytes(end[-2:], "little") != len(archive.comment):
+        raise _fault(path, "the archive does not end where the file ends")
+
+
+def _members(path: Path, archive: zipfile.ZipFile) -> dict[str, _Member]:
+    members: dict[str, _Member] = {}
+    for info in archive.infolist():
+        name = info.filename.removesuffix(".npy")
+        if name == info.filename:
+            raise _fault(path, f"{name!r} is not the .npy file of an array")
+        if name in members:
+            raise _fault(path, f"{name!r} comes twice")
+        if info.flag_bits & _ENCRYPTED:
+            raise _fault(path, f"{name!r} is encrypted")
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise _fault(path, f"{name!r} is compressed in a way that NumPy does not write")
+        with _faults(path, f"{name!r} has no readable header"), archive.open(info) as file:
+            members[name] = _member(path, name, info, file)
+    return members
+
+
+def _member(path: Path, name: str, info: zipfile.ZipInfo, file: IO[bytes]) -> _Member:
+    magic = file.read(8)
+    if magic[:6] != b"\x93NUMPY" or magic[6:7] not in (b"\1", b"\2", b"\3"):
+        raise ValueError(f"it begins with {magic!r}")
+    length = int.from_bytes(file.read(2 if magic[6] == 1 else 4), "little")
+    if length > _MAX_HEADER:
+        raise ValueError(f"it should have {length} bytes")
+    header = file.read(length).decode("utf-8")
+    position = file.tell()
+    descr, fortran, shape = (p.search(header) for p in (_DESCR, _FORTRAN, _SHAPE))
+    if descr is None or descr[2] not in DTYPES:
+        # A dtype with fields is a list; the header then shows it.
+        received = descr[1] + descr[2] if descr else header.strip()[:100]
         raise CheckpointError(
-            f"{path}: {info.filename!r} has dtype {dtype}; expected numbers. Python objects are "
-            "never unpickled: save the arrays themselves."
+            f"{path}: {name!r} has the dtype {received!r}; expected real numbers. Python objects "
+            "('|O') are never unpickled: save the arrays themselves."
         )
-    if any(side < 0 for side in shape):
-        raise _fault(path, f"{info.filename!r} has shape {shape}")
-    entry = Entry(tuple(int(side) for side in shape), name)
+    if fortran is None or shape is None:
+        raise ValueError(f"it is {header[:100]!r}")
+    sides = [int(side.rstrip("L ")) for side in shape[1].split(",") if side.strip()]
+    entry = checked_entry(path, name, sides, DTYPES[descr[2]])
     if info.file_size - position != entry.nbytes:
         raise _fault(
             path,
-            f"{info.filename!r} of shape {entry.shape} and dtype {name} needs {entry.nbytes} "
+            f"{name!r} of shape {entry.shape} and dtype {entry.dtype} needs {entry.nbytes} "
             f"bytes, the archive declares {info.file_size - position}",
         )
-    return entry, fortran, dtype
+    return _Member(info, entry, position, descr[1] == ">", fortran[1] == "True")
 
 
-def _read(path: Path, archive: zipfile.ZipFile, entries, members, name: str) -> np.ndarray:
-    info = members[name]
-    try:
-        with archive.open(info) as file:
-            entry, fortran, dtype = _entry(path, archive, info, file)
-            data = file.read(entry.nbytes)
+def _read(path: Path, archive: zipfile.ZipFile, name: str, member: _Member) -> np.ndarray:
+    def fill(data: np.ndarray) -> None:
+        with _faults(path, f"{name!r} cannot be read"), archive.open(member.info) as file:
+            file.read(member.position)
+            # In pieces, since zipfile builds a copy of all that is asked for.
+            count = 0
+            while piece := file.read(min(_CHUNK, len(data) - count)):
+                data[count : count + len(piece)] = np.frombuffer(piece, "uint8")
+                count += len(piece)
             # At the end zipfile compares checksums.
-            rest = file.read(1)
-    except CheckpointError:
-        raise
-    except _DAMAGE as error:
-        raise _fault(path, f"{info.filename!r} cannot be read ({error})") from error
-    if len(data) != entry.nbytes or rest or entry != entries[name]:
-        raise _fault(path, f"{info.filename!r} does not have the bytes that it declares")
-    bfloat16 = entry.dtype == "bfloat16"
-    array = np.frombuffer(data, np.dtype("<u2") if bfloat16 else dtype)
-    array = array.reshape(entry.shape, order="F" if fortran else "C")
-    if bfloat16:
-        return from_bfloat16(np.ascontiguousarray(array))
-    return array.astype(dtype.newbyteorder("="), copy=False)
+            if file.read(1) or count != len(data):
+                raise EOFError(f"{count} bytes instead of {len(data)}")
+
+    return read_array(member.entry, fill, big_endian=member.big_endian, fortran=member.fortran)
 
 
 def _metadata(comment: bytes) -> dict[str, str]:
@@ -145,23 +192,29 @@ def write_npz(
         entries: shapes and dtypes.
         produce: makes an array by its name; it is converted to the entry's dtype.
         metadata: strings for the archive's comment, which other readers do not look at.
+
+    Raises:
+        CheckpointError: if an array has another shape than its entry, the metadata are too long,
+            or the file cannot be written.
     """
-    with replacing(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
+    comment = json.dumps(dict(metadata)).encode("utf-8") if metadata else b""
+    if len(comment) > _MAX_COMMENT:
+        raise CheckpointError(
+            f"{path}: an .npz file holds at most {_MAX_COMMENT} bytes of metadata; write a "
+            f".safetensors file, or less of them. Received: {len(comment)} bytes"
+        )
+    with new_file(path) as target, zipfile.ZipFile(target, "w") as archive:
         for name, entry in entries.items():
             info = zipfile.ZipInfo(f"{name}.npy")
             with archive.open(info, "w", force_zip64=True) as file:
-                np.lib.format.write_array_header_1_0(
-                    file,
-                    {
-                        "descr": _descr(entry.dtype),
-                        "fortran_order": False,
-                        "shape": entry.shape,
-                    },
-                )
-                file.write(stored_bytes(produce(name), entry))
-        comment = json.dumps(dict(metadata)).encode("utf-8") if metadata else b""
-        if len(comment) <= _MAX_COMMENT:
-            archive.comment = comment
+                header = {
+                    "descr": _descr(entry.dtype),
+                    "fortran_order": False,
+                    "shape": entry.shape,
+                }
+                np.lib.format.write_array_header_1_0(file, header)
+                file.write(stored_bytes(name, produce(name), entry))
+        archive.comment = comment
 
 
 def _descr(dtype: str) -> str:

@@ -9,15 +9,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
-from functools import partial
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from keras_vit._atomic import replacing
 from keras_vit.checkpoints.errors import CheckpointError
-from keras_vit.checkpoints.store import Entry, Store, from_bfloat16, to_bfloat16
+from keras_vit.checkpoints.raw import checked_entry, new_file, read_array, stored_bytes
+from keras_vit.checkpoints.store import Entry, Store
 
 _DTYPES = {
     "F64": "float64",
@@ -33,7 +33,7 @@ _DTYPES = {
 }
 _CODES = {name: code for code, name in _DTYPES.items()}
 # The format's own limit.
-_MAX_HEADER = 100_000_000
+MAX_HEADER = 100_000_000
 _ALIGNMENT = 8
 
 
@@ -44,7 +44,7 @@ def open_safetensors(path: Path) -> Store:
         CheckpointError: if the file is damaged, cut short, or not of this format.
     """
     try:
-        file = open(path, "rb")  # noqa: SIM115  # the store closes it
+        file = open(path, "rb")
     except OSError as error:
         raise CheckpointError(f"{path} cannot be opened: {error}") from error
     try:
@@ -52,20 +52,24 @@ def open_safetensors(path: Path) -> Store:
     except BaseException:
         file.close()
         raise
-    return Store(
-        path, entries, partial(_read, path, file, entries, offsets), metadata, {}, file.close
-    )
+
+    def read(name: str) -> np.ndarray:
+        return _read(path, file, name, entries[name], offsets[name])
+
+    return Store(path, entries, read, metadata, on_close=file.close)
 
 
 def _fault(path: Path, what: str) -> CheckpointError:
     return CheckpointError(f"{path} is no whole safetensors file: {what}. Get the file again.")
 
 
-def _header(path: Path, file) -> tuple[dict[str, Entry], dict[str, int], dict[str, str]]:
+def _header(
+    path: Path, file: BufferedReader
+) -> tuple[dict[str, Entry], dict[str, int], dict[str, str]]:
     size = os.fstat(file.fileno()).st_size
     start = file.read(8)
     length = int.from_bytes(start, "little")
-    if len(start) < 8 or length > min(size - 8, _MAX_HEADER):
+    if len(start) < 8 or length > min(size - 8, MAX_HEADER):
         raise _fault(path, f"its header should have {length} bytes, the file has {size}")
     try:
         header = json.loads(file.read(length).decode("utf-8"), object_pairs_hook=_unique)
@@ -86,9 +90,11 @@ def _header(path: Path, file) -> tuple[dict[str, Entry], dict[str, int], dict[st
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a name comes twice")
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"{name!r} comes twice")
+        found[name] = value
     return found
 
 
@@ -100,7 +106,7 @@ def _entry(path: Path, name: str, value: Any) -> tuple[Entry, int, int]:
         raise _fault(path, f"the dtype of {name!r} is {dtype!r}, none of {tuple(_DTYPES)}")
     if not _naturals(shape) or not _naturals(offsets) or len(offsets) != 2:
         raise _fault(path, f"{name!r} has shape {shape!r} and offsets {offsets!r}")
-    entry = Entry(tuple(shape), _DTYPES[dtype])
+    entry = checked_entry(path, name, shape, _DTYPES[dtype])
     begin, end = offsets
     if end - begin != entry.nbytes:
         raise _fault(
@@ -129,19 +135,17 @@ def _check_spans(path: Path, spans: list[tuple[int, int, str]], size: int) -> No
         raise _fault(path, f"{size - position} bytes after the last array belong to none")
 
 
-def _read(path: Path, file, entries, offsets, name: str) -> np.ndarray:
-    entry = entries[name]
-    stored = "uint16" if entry.dtype == "bfloat16" else entry.dtype
-    array = np.empty(entry.shape, np.dtype(stored).newbyteorder("<"))
-    view = memoryview(array.reshape(-1)).cast("B") if entry.nbytes else memoryview(b"")
-    try:
-        file.seek(offsets[name])
-        count = file.readinto(view) if entry.nbytes else 0
-    except (OSError, ValueError) as error:
-        raise _fault(path, f"{name!r} cannot be read ({error})") from error
-    if count != entry.nbytes:
-        raise _fault(path, f"it is cut short in {name!r}")
-    return from_bfloat16(array) if entry.dtype == "bfloat16" else array
+def _read(path: Path, file: BufferedReader, name: str, entry: Entry, offset: int) -> np.ndarray:
+    def fill(data: np.ndarray) -> None:
+        try:
+            file.seek(offset)
+            count = file.readinto(data.data)
+        except (OSError, ValueError) as error:
+            raise _fault(path, f"{name!r} cannot be read ({error})") from error
+        if count != len(data):
+            raise _fault(path, f"it is cut short in {name!r}")
+
+    return read_array(entry, fill)
 
 
 def write_safetensors(
@@ -157,6 +161,10 @@ def write_safetensors(
         entries: shapes and dtypes.
         produce: makes an array by its name; it is converted to the entry's dtype.
         metadata: strings to put into the header.
+
+    Raises:
+        CheckpointError: if an array has another shape than its entry, or the file cannot be
+            written.
     """
     # The library sorts by alignment too, then by name.
     names = sorted(entries, key=lambda name: (-entries[name].item_size, name))
@@ -172,27 +180,8 @@ def write_safetensors(
         }
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
     text += b" " * (-len(text) % _ALIGNMENT)
-    with replacing(path) as temporary, open(temporary, "wb") as file:
+    with new_file(path) as file:
         file.write(len(text).to_bytes(8, "little"))
         file.write(text)
         for name in names:
-            file.write(stored_bytes(produce(name), entries[name]))
-
-
-def stored_bytes(array: np.ndarray, entry: Entry) -> memoryview:
-    """An array's bytes in the entry's dtype, little-endian and in C order.
-
-    Raises:
-        CheckpointError: if it has another shape.
-    """
-    if array.shape != entry.shape:
-        raise CheckpointError(f"Expected an array of shape {entry.shape}. Received: {array.shape}")
-    if entry.dtype == "bfloat16":
-        array = to_bfloat16(array)
-    else:
-        array = array.astype(np.dtype(entry.dtype).newbyteorder("<"), copy=False)
-    return (
-        memoryview(np.ascontiguousarray(array).reshape(-1)).cast("B")
-        if array.size
-        else memoryview(b"")
-    )
+            file.write(stored_bytes(name, produce(name), entries[name]))
