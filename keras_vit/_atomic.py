@@ -19,8 +19,8 @@ def replacing(path: Path) -> Iterator[Path]:
     Yields:
         The path to write to. Whatever is raised, it is gone, and an old `path` is as it was.
     """
-    ending = "".join(path.suffixes[-1:])
-    handle, name = tempfile.mkstemp(ending, f".{path.stem}-", path.parent)
+    # A long name has no room for more.
+    handle, name = tempfile.mkstemp(path.suffix, f".{path.stem[:40]}-", path.parent)
     os.close(handle)
     partial = Path(name)
     try:
@@ -33,6 +33,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def umask() -> int:
     """The process' umask, which can only be read by setting it."""
-    mask = os.umask(0)
+    # Meanwhile other threads' files are closed to others rather than open to all.
+    mask = os.umask(0o077)
     os.umask(mask)
     return mask

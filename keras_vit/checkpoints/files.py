@@ -14,7 +14,7 @@ import numpy as np
 
 from keras_vit.checkpoints.errors import CheckpointError
 from keras_vit.checkpoints.hdf5 import open_hdf5
-from keras_vit.checkpoints.npz import open_npz
+from keras_vit.checkpoints.npz import DAMAGE, open_npz
 from keras_vit.checkpoints.raw import new_file
 from keras_vit.checkpoints.safetensors import MAX_HEADER, open_safetensors
 from keras_vit.checkpoints.store import Entry, Store
@@ -137,7 +137,7 @@ def _refuse_other_archives(path: Path) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+    except DAMAGE as error:
         raise _refuse(
             path,
             f"it begins like a zip archive and is cut short or damaged ({error}). Get it again.",

@@ -32,7 +32,7 @@ _END = 22  # bytes of the record that ends an archive, before its comment
 _CHUNK = 1 << 20
 _ENCRYPTED = 1
 # What zipfile and zlib raise on damaged archives.
-_DAMAGE = (
+DAMAGE = (
     *(zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, ValueError),
     *(NotImplementedError, RuntimeError, KeyError, IndexError, OverflowError),
 )
@@ -94,7 +94,7 @@ def _faults(path: Path, what: str) -> Iterator[None]:
         yield
     except CheckpointError:
         raise
-    except _DAMAGE as error:
+    except DAMAGE as error:
         raise _fault(path, f"{what} ({error})") from error
 
 

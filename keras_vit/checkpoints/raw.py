@@ -30,14 +30,14 @@ def checked_entry(path: Path, name: str, shape: Sequence[int], dtype: str) -> En
     Raises:
         CheckpointError: if it cannot: NumPy counts bytes as if no side were 0.
     """
-    entry = Entry(tuple(shape), dtype)
-    size = math.prod(side for side in entry.shape if side) * entry.item_size
-    if len(entry.shape) > _MAX_SIDES or size > _MAX_BYTES:
+    item_size = ITEM_SIZES[dtype]
+    # The product of millions of sides would take hours.
+    if len(shape) > _MAX_SIDES or math.prod(n for n in shape if n) * item_size > _MAX_BYTES:
         raise CheckpointError(
-            f"{path}: {name!r} has the shape {entry.shape}; expected one that fits into memory. "
-            "The file is damaged. Get it again."
+            f"{path}: {name!r} has the shape {str(shape)[:200]}; expected one that fits into "
+            "memory. The file is damaged. Get it again."
         )
-    return entry
+    return Entry(tuple(shape), dtype)
 
 
 def check_declared(path: Path, declared: int) -> None:
@@ -78,16 +78,22 @@ def stored_bytes(name: str, array: np.ndarray, entry: Entry) -> memoryview:
     """An array's bytes in the entry's dtype, little-endian and in C order.
 
     Raises:
-        CheckpointError: if it has another shape.
+        CheckpointError: if it has another shape, or numbers too large for the dtype.
     """
     if array.shape != entry.shape:
         raise CheckpointError(
             f"{name!r} must be written with the shape {entry.shape}. Received: {array.shape}"
         )
-    if entry.dtype == "bfloat16":
-        array = to_bfloat16(array)
-    else:
-        array = array.astype(np.dtype(entry.dtype).newbyteorder("<"), copy=False)
+    try:
+        with np.errstate(over="raise"):
+            if entry.dtype == "bfloat16":
+                array = to_bfloat16(array)
+            else:
+                array = array.astype(np.dtype(entry.dtype).newbyteorder("<"), copy=False)
+    except FloatingPointError as error:
+        raise CheckpointError(
+            f"{name!r} has numbers too large for {entry.dtype}. Write it in a wider dtype."
+        ) from error
     return np.ascontiguousarray(array).reshape(-1).view("uint8").data
 
 

@@ -93,11 +93,12 @@ class Store:
 
 def from_bfloat16(bits: np.ndarray) -> np.ndarray:
     """bfloat16 as uint16 to float32: the upper half of its bits."""
-    return (bits.astype("uint32") << 16).view("float32")
+    # NumPy makes scalars of results without sides.
+    return np.asarray(bits.astype("uint32") << 16).view("float32")
 
 
 def to_bfloat16(array: np.ndarray) -> np.ndarray:
     """Numbers to bfloat16 as uint16, rounded to the nearest, ties to even; NaN stays NaN."""
-    bits = np.ascontiguousarray(array, "float32").view("uint32")
+    bits = np.asarray(array, "float32").view("uint32")
     rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
     return np.where(np.isnan(array), np.uint16(0x7FC0), rounded).astype("<u2")
