@@ -12,6 +12,7 @@ from keras_vit.counts import count_flops, count_params  # noqa: E402
 from keras_vit.models import (  # noqa: E402
     BiTResNet,
     VisionTransformer,
+    convert_checkpoint,
     create_model,
     from_checkpoint,
     list_pretrained,
@@ -91,6 +92,7 @@ __all__ = [
     "ViTTi16",
     "ViTg14",
     "VisionTransformer",
+    "convert_checkpoint",
     "create_model",
     "from_checkpoint",
     "load_model",

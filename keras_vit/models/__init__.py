@@ -2,7 +2,11 @@
 
 from keras_vit.checkpoints.pretrained import list_pretrained
 from keras_vit.models.applications import create_model
-from keras_vit.models.checkpoints import from_checkpoint, to_checkpoint
+from keras_vit.models.checkpoints import (
+    convert_checkpoint,
+    from_checkpoint,
+    to_checkpoint,
+)
 from keras_vit.models.loading import load_model
 from keras_vit.models.resnet import BiTResNet
 from keras_vit.models.surgery import replace_head, resize
@@ -11,6 +15,7 @@ from keras_vit.models.vit import VisionTransformer
 __all__ = [
     "BiTResNet",
     "VisionTransformer",
+    "convert_checkpoint",
     "create_model",
     "from_checkpoint",
     "list_pretrained",

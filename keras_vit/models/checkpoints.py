@@ -343,3 +343,57 @@ def _tell(store, config: Config, now: Config, fresh, differences, not_finite) ->
         notices.append(f"values are NaN or infinite in {', '.join(not_finite[:5])}")
     if notices:
         warnings.warn(f"{store.path}: {'; '.join(notices)}", stacklevel=4)
+
+
+def convert_checkpoint(
+    source,
+    path: str | os.PathLike,
+    *,
+    format: str,  # noqa: A002
+    dtype: str | None = None,
+    skip: str | Iterable[str] = (),
+    sha256: str | None = None,
+    **arguments,
+) -> None:
+    """Writes another project's checkpoint in a third one's format, without building a model.
+
+    One array at a time is in memory. To change image size or classes on the way, use
+    `from_checkpoint` and `to_checkpoint`.
+
+    Args:
+        source: see `from_checkpoint`.
+        path: see `to_checkpoint`.
+        format: one of `checkpoints.formats.FORMATS`.
+        dtype: see `to_checkpoint`; `None`: the file's, float32 where its arrays differ.
+        skip: patterns, see `from_checkpoint`, of what may be left over.
+        sha256: digest that a downloaded file must have.
+        **arguments: arguments of the model, such as `num_heads` where the file does not say it,
+            or the `image_shape` that it was made for.
+
+    Raises:
+        CheckpointError: as `from_checkpoint` and `to_checkpoint`; `path` is then as it was.
+        ValueError: on arguments out of range.
+    """
+    hints = Hints(arguments.get("image_shape"), arguments.get("num_heads"))
+    with open_checkpoint(resolve_source(source, sha256=sha256)) as store:
+        found = formats.detect(store, hints)
+        config = config_of(found, arguments, store)
+        weights = reading.Weights(store, found, config, skip)
+        weights.report.raise_unless_clean(store.path)
+        if lacking := sorted(weight_shapes(config).keys() - set(weights.paths)):
+            raise CheckpointError(
+                f"{store.path} lacks {', '.join(lacking[:5])}, and a file of weights must have "
+                "them: `skip` excuses only what is left over. Build a model by from_checkpoint."
+            )
+
+        def get(variable: str) -> np.ndarray:
+            # Sums and products of half precision are made in float32.
+            value = weights.read(variable)
+            return value.astype("float32") if value.dtype == "float16" else value
+
+        kinds = {entry.dtype for entry in store.entries.values() if "float" in entry.dtype}
+        dtype = dtype or (kinds.pop() if len(kinds) == 1 else "float32")
+        writing.write(config, get, path, format=format, source=weights.source(), dtype=dtype)
+    if weights.not_finite:
+        names = ", ".join(list(dict.fromkeys(weights.not_finite))[:5])
+        warnings.warn(f"{source}: values are NaN or infinite in {names}", stacklevel=2)

@@ -1,0 +1,1 @@
+"""The command line `keras-vit`: `main` and one file a command."""

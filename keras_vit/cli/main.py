@@ -1,0 +1,106 @@
+"""The command line `keras-vit`: one module a command, each with `add_arguments` and `run`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib import import_module
+
+# The module in this package of each command -> its line in the help.
+COMMANDS = {
+    "convert": "write a checkpoint in another project's format",
+    "describe": "say what a checkpoint holds, and whether it would load",
+}
+
+INTERRUPTED = 130  # as shells have it: 128 and the number of the signal
+BROKEN_PIPE = 141
+
+# Messages speak of Python's arguments; here they have other names.
+_OPTIONS = (
+    (r"\bpass num_heads=\.\.\.", "pass --num-heads N"),
+    (
+        r"\bpass the image_shape=\(height, width, channels\) that",
+        "pass by --image-size HEIGHT WIDTH the size that",
+    ),
+    (
+        r"\bPass pixel_range=\.\.\., or include_rescaling=False",
+        "Pass --set pixel_range=..., or --set include_rescaling=False",
+    ),
+    (r"\btake (activation)='(\w+)'", r"take --set \1=\2"),
+    (r"`skip`", "--skip"),
+    (r"`resampling`", "--resampling"),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command.
+
+    Args:
+        argv: what stands behind the program's name; `None`: of this process.
+
+    Returns:
+        Exit status: 0, or 1 after a message; 130 if interrupted. Wrong usage exits with 2.
+    """
+    with warnings.catch_warnings():
+        _show_notes()
+        try:
+            arguments = _parser().parse_args(argv)
+            status = import_module(f"{__package__}.{arguments.command}").run(arguments)
+            sys.stdout.flush()
+            return status
+        except KeyboardInterrupt:
+            return INTERRUPTED
+        except BrokenPipeError:
+            # Whoever read has seen enough. What is still in the buffer must not fail at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return BROKEN_PIPE
+        except (ValueError, ImportError, OSError) as error:  # CheckpointError is a ValueError
+            print(f"keras-vit: error: {in_options(str(error))}", file=sys.stderr)
+            return 1
+
+
+def in_options(message: str) -> str:
+    """A message with the names of options for those of Python's arguments."""
+    for pattern, option in _OPTIONS:
+        message = re.sub(pattern, option, message)
+    return message
+
+
+def _parser() -> argparse.ArgumentParser:
+    import keras_vit
+
+    parser = argparse.ArgumentParser(
+        prog="keras-vit", description="Vision Transformers for Keras 3."
+    )
+    parser.add_argument("--version", action="version", version=keras_vit.__version__)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, line in COMMANDS.items():
+        module = import_module(f"{__package__}.{name}")
+        command = commands.add_parser(
+            name,
+            help=line,
+            description=module.__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        module.add_arguments(command)
+    return parser
+
+
+def _show_notes() -> None:
+    """Makes this package's warnings plain lines, each time; others stay as they are."""
+    package = __name__.partition(".")[0]
+    folder = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+    usual = warnings.showwarning
+
+    def show(message, category, filename, lineno, file=None, line=None):
+        if os.path.abspath(filename).startswith(folder):
+            print(f"note: {in_options(str(message))}", file=sys.stderr)
+        else:
+            usual(message, category, filename, lineno, file, line)
+
+    warnings.filterwarnings("always", category=UserWarning, module=rf"{package}(\.|$)")
+    warnings.showwarning = show
