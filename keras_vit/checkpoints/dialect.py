@@ -17,14 +17,16 @@ from keras_vit.checkpoints.shapes import Config, Shape
 from keras_vit.checkpoints.store import Entry, Store
 from keras_vit.variants import SIZES
 
-# What a file can say of a model; the rest is for training or for taste.
+# What our note in a file leaves out: what arrays say, what is for training, or for taste.
 _NOT_STORED = frozenset(
     (
         *("include_rescaling", "classifier_activation", "remat", "dtype", "name", "trainable"),
         *("frozen_layers", "dropout_rate", "attention_dropout_rate", "drop_path_rate"),
-        "patch_dropout_rate",
+        *("patch_dropout_rate", "hidden_dim", "num_layers", "mlp_dim", "num_classes"),
+        *("patch_size", "num_registers", "block_counts", "width_factor", "preactivation"),
     )
 )
+_STEM_ARRAYS = ("block_counts", "width")
 METADATA_KEY = "keras_vit"
 
 # Files of torch do not hold the number of heads. hidden_dim -> heads where it is not 64 a head.
@@ -318,6 +320,8 @@ def class_names(labels: Any) -> tuple[str, ...] | None:
 def to_metadata(config: Config) -> dict[str, str]:
     """The strings that our files carry, so that they load with nothing to guess."""
     stored = {key: value for key, value in config.items() if key not in _NOT_STORED}
+    if stored.get("stem"):
+        stored["stem"] = {k: v for k, v in stored["stem"].items() if k not in _STEM_ARRAYS}
     return {"format": "pt", METADATA_KEY: json.dumps(stored)}
 
 

@@ -37,13 +37,24 @@ def detect(store: Store, hints: Hints | None = None) -> Found:
             f"such as {names[:5]}"
         )
     hints, stored = hints or Hints(), from_metadata(store)
-    description = found.describe(
-        store,
-        Hints(
-            hints.image_shape or stored.get("image_shape"),
-            hints.num_heads or stored.get("num_heads"),
-        ),
+    hints = Hints(
+        hints.image_shape or stored.get("image_shape"),
+        hints.num_heads or stored.get("num_heads"),
     )
+    try:
+        description = found.describe(store, hints)
+    except CheckpointError:
+        raise
+    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
+        # Documents hold any JSON, and shapes any numbers: what nobody thought of ends here.
+        raise CheckpointError(
+            f"{store.path} holds no model of {found.title} that can be: {error!r}. Get it again, "
+            "with the JSON files beside it."
+        ) from error
+    stem, ours = description.config.get("stem"), stored.pop("stem", None)
+    if isinstance(stem, dict) and isinstance(ours, dict):
+        # What arrays say of the stem, they say for certain.
+        description.config["stem"] = {**ours, **{k: stem[k] for k in ("block_counts", "width")}}
     description.config.update(stored)
     return description
 

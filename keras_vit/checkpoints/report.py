@@ -69,10 +69,13 @@ def compare(
     """
     excused = re.compile(skip)
     owners: dict[str, list[str]] = {}
+    cut: set[str] = set()
     bindings = list(bindings)
     for binding in bindings:
         for ref in binding.refs:
             owners.setdefault(ref.name, []).append(binding.path)
+            if ref.index is not None or ref.part is not None:
+                cut.add(ref.name)
     wanted = expected(bindings)
     missing, misshapen = [], []
     for name, shape in wanted.items():
@@ -81,7 +84,7 @@ def compare(
         entry = store.entries.get(name)
         if entry is None:
             missing.append(f"{name} {shape}, for {owners[name][0]}")
-        elif not _fits(entry, shape):
+        elif not _fits(entry, shape, exactly=name in cut):
             misshapen.append(
                 f"{name} has shape {entry.shape} and dtype {entry.dtype}; expected floats of "
                 f"shape {shape}, for {owners[name][0]}"
@@ -96,8 +99,11 @@ def compare(
     return Report(tuple(missing), tuple(unused), tuple(misshapen), tuple(known))
 
 
-def _fits(entry: Entry, shape: Shape) -> bool:
-    """Axes of length one may stand elsewhere: norm scales come as (1, 1, 1, C) too."""
-    return "float" in entry.dtype and [n for n in entry.shape if n != 1] == [
-        n for n in shape if n != 1
-    ]
+def _fits(entry: Entry, shape: Shape, exactly: bool) -> bool:
+    """Axes of length one may stand elsewhere, as norm scales come as (1, 1, 1, C) too.
+
+    Not so in an array that is cut along its first axis.
+    """
+    if "float" not in entry.dtype or exactly:
+        return "float" in entry.dtype and entry.shape == shape
+    return [n for n in entry.shape if n != 1] == [n for n in shape if n != 1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,10 @@ def _build(variant: Variant, weights, arguments) -> FlatModel:
 
 def _pretrained(variant: Variant, weights, arguments) -> FlatModel:
     """Builds a variant with another project's weights."""
+    if not isinstance(weights, str | os.PathLike):
+        raise ValueError(
+            f"`weights` must be None, a name, an address or a path. Received: weights={weights!r}"
+        )
     known: dict[str, Any] = {}
     source, digest = weights, None
     # What is neither an address nor a path is a name of the table.

@@ -21,7 +21,7 @@ from keras_vit.checkpoints.files import open_checkpoint
 from keras_vit.checkpoints.fitting import Fitted, fit, target_of
 from keras_vit.checkpoints.shapes import Config, grid_shape, is_bit, weight_shapes
 from keras_vit.checkpoints.store import Store
-from keras_vit.models import vit_config
+from keras_vit.models import resnet, vit_config
 from keras_vit.models.base import FlatModel
 from keras_vit.models.download import resolve_source
 from keras_vit.models.resnet import BiTResNet
@@ -219,7 +219,7 @@ def _complete(config: dict[str, Any]) -> dict[str, Any]:
             f"Unknown arguments {sorted(unknown)}. Expected some of {sorted(defaults)}"
         )
     config = {k: v for k, v in {**defaults, **config}.items() if k not in _NOT_IN_FILE}
-    return config if is_bit(config) else vit_config.resolve(config)
+    return resnet.resolve(config) if is_bit(config) else vit_config.resolve(config)
 
 
 def _class_of(config: Config) -> type[FlatModel]:

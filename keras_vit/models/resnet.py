@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import keras
 
 from keras_vit import _checks, layers
@@ -11,6 +13,15 @@ from keras_vit.models import base
 # What the two generations of the code do where nothing else is said: preactivation ->
 # (GroupNorm epsilon, StdConv epsilon, StdConv mode).
 NORM_DEFAULTS = {True: (1e-5, 1e-10, "variance"), False: (1e-6, 1e-5, "std")}
+
+
+_NORMS = (
+    "preactivation",
+    "groups",
+    "group_norm_epsilon",
+    "std_conv_epsilon",
+    "std_conv_mode",
+)
 
 
 def resnet_blocks(x, block_counts, width, *, prefix="", dtype=None, **norms):
@@ -94,32 +105,16 @@ class BiTResNet(base.FlatModel):
         dtype=None,
         name=None,
     ):
-        config = base.check_shared(
-            image_shape=image_shape,
-            num_classes=num_classes,
-            classifier_activation=classifier_activation,
-            include_rescaling=include_rescaling,
-            pixel_range=pixel_range,
-        )
-        norms = _resolve_norms(
-            preactivation, groups, group_norm_epsilon, std_conv_epsilon, std_conv_mode
-        )
-        width = _root_width(width_factor, norms["groups"])
-        _checks.choice("pooling", pooling, ("gap", None))
-        if pooling is None and num_classes is not None:
-            raise ValueError(
-                "A head needs pooled features: choose pooling='gap', or num_classes=None. "
-                f"Received: pooling=None, num_classes={num_classes}"
-            )
-        config |= norms | {
-            "block_counts": _checks.int_tuple("block_counts", block_counts),
-            "width_factor": width_factor,
-            "pooling": pooling,
-        }
+        arguments = dict(locals())
+        for key in ("self", "dtype", "name", "__class__"):
+            arguments.pop(key, None)
+        config = resolve(arguments)
+        norms = {key: config[key] for key in _NORMS}
         policy = keras.dtype_policies.get(dtype or keras.config.dtype_policy())
         images = x = keras.Input(shape=config["image_shape"], name="images")
         if include_rescaling:
             x = layers.PixelScaling(pixel_range, dtype=policy, name="rescaling")(x)
+        width = int(64 * config["width_factor"])
         x = resnet_blocks(x, config["block_counts"], width, dtype=policy, **norms)
         if preactivation:
             x = keras.layers.GroupNormalization(
@@ -135,6 +130,34 @@ class BiTResNet(base.FlatModel):
             )(x)
         outputs = base.head(x, config["num_classes"], classifier_activation)
         super().__init__(images, outputs, config, policy, name)
+
+
+def resolve(config: dict[str, Any]) -> dict[str, Any]:
+    """Returns the config in its normal form.
+
+    Args:
+        config: all arguments of `BiTResNet` but `dtype` and `name`.
+
+    Returns:
+        The same keys: tuples where lists came, defaults of the generation filled in.
+
+    Raises:
+        ValueError: naming the argument, what was expected and what came.
+    """
+    shared = base.check_shared(
+        **{key: config[key] for key in ("image_shape", "num_classes", "classifier_activation")},
+        **{key: config[key] for key in ("include_rescaling", "pixel_range")},
+    )
+    norms = _resolve_norms(**{key: config[key] for key in _NORMS})
+    _root_width(config["width_factor"], norms["groups"])
+    _checks.choice("pooling", config["pooling"], ("gap", None))
+    if config["pooling"] is None and config["num_classes"] is not None:
+        raise ValueError(
+            "A head needs pooled features: choose pooling='gap', or num_classes=None. "
+            f"Received: pooling=None, num_classes={config['num_classes']}"
+        )
+    counts = _checks.int_tuple("block_counts", config["block_counts"])
+    return {**config, **shared, **norms, "block_counts": counts}
 
 
 def _resolve_norms(preactivation, groups, group_norm_epsilon, std_conv_epsilon, std_conv_mode):
@@ -153,11 +176,10 @@ def _resolve_norms(preactivation, groups, group_norm_epsilon, std_conv_epsilon, 
     }
 
 
-def _root_width(width_factor, groups) -> int:
+def _root_width(width_factor, groups) -> None:
     width = 64 * _checks.positive_float("width_factor", width_factor)
     if width != int(width) or int(width) % groups:
         raise ValueError(
             f"64 * `width_factor` must be a whole multiple of groups={groups}. "
             f"Received: width_factor={width_factor!r}"
         )
-    return int(width)
