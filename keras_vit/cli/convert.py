@@ -14,7 +14,8 @@ from keras_vit.cli import options as shared
 from keras_vit.cli.describe import describe
 
 KERAS = "keras"
-_AS_IN_FILE = "as in the file"
+# Stands for "as in the file", where None means no head; argparse would parse a string.
+_AS_IN_FILE = object()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -110,7 +111,7 @@ def _from_keras(options: argparse.Namespace) -> None:
             f"{options.source} holds a {type(model).__name__}; expected a VisionTransformer or "
             "BiTResNet of keras_vit."
         )
-    config = model.get_config()
+    config = model.flat_config
     print(f"found  {type(model).__name__} of keras_vit, {count_params(model):,} parameters")
     if options.num_classes not in (_AS_IN_FILE, config["num_classes"]):
         model = replace_head(model, options.num_classes)

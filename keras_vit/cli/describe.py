@@ -168,10 +168,10 @@ def _sizes(config) -> dict[str, Any]:
         return {**sizes, "pooling": config["pooling"]}
     grid, stride = grid_shape(config), feature_stride(config)
     counts = {
-        "patch": grid[0] * grid[1],
+        "patches": grid[0] * grid[1],
         "class token": int(config["class_token"]),
         "distillation token": int(config["distillation"] is not None),
-        "register": config["num_registers"],
+        "registers": config["num_registers"],
     }
     return {
         **sizes,

@@ -78,7 +78,7 @@ def _pretrained(variant: Variant, weights, arguments) -> FlatModel:
 
 def _check_architecture(model: FlatModel, variant: Variant, weights, arguments) -> None:
     """Raises a ValueError if the weights are those of another variant."""
-    config = model.get_config()
+    config = dict(model.flat_config)
     expected: dict[str, Any] = {**variant.config()}
     if variant.patch_size is not None:
         expected["patch_size"] = (variant.patch_size, variant.patch_size)

@@ -63,6 +63,15 @@ class FlatModel(keras.Model):
 
         load_checkpoint(self, source, skip=skip, resampling=resampling)
 
+    @property
+    def flat_config(self) -> Mapping[str, Any]:
+        """The arguments that it was made with, but for `dtype` and `name`.
+
+        Unlike `get_config` it serialises no dtype policy, for which Keras imports TensorFlow
+        wherever that is installed.
+        """
+        return self._flat_config
+
     def get_config(self):
         """Returns all constructor arguments, and which layers are frozen."""
         return {

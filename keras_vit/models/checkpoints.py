@@ -125,7 +125,7 @@ def load_checkpoint(
     Raises:
         CheckpointError: if the file is damaged, of no known kind, or does not fit.
     """
-    current = model.get_config()
+    current = model.flat_config
     with open_checkpoint(resolve_source(source)) as store:
         # The shape helps where the file does not say how its patches lie.
         found = formats.detect(store, Hints(current["image_shape"], current.get("num_heads")))
@@ -170,7 +170,7 @@ def to_checkpoint(
             "`model` must be a keras_vit VisionTransformer or BiTResNet. "
             f"Received: model of type {type(model).__name__}"
         )
-    config = {k: v for k, v in model.get_config().items() if k not in _NOT_IN_FILE}
+    config = dict(model.flat_config)
     variables = _variables(model)
     names = None if class_names is None else tuple(class_names)
     if names is not None and len(names) != config["num_classes"]:
@@ -243,7 +243,7 @@ def _load(
     """Checks all names and shapes, then assigns; `stream` reads and assigns one by one."""
     weights = reading.Weights(store, found, config, skip)
     weights.report.raise_unless_clean(store.path)
-    now = model.get_config()
+    now = model.flat_config
     fitted = fit(config, weights.read, target_of(now), f"The model of {store.path}")
     adapt = _adaptation(fitted.config, now, resampling or found.resampling)
     variables, fresh = _variables(model), _fresh(fitted.config, now)
