@@ -6,11 +6,12 @@ architecture, and its `model_args` and `pretrained_cfg` the rest.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
 
-from keras_vit.checkpoints import dialect
+from keras_vit.checkpoints import dialect, timm_config
 from keras_vit.checkpoints.dialect import Dialect, Found, Hints, Target
 from keras_vit.checkpoints.errors import CheckpointError
 from keras_vit.checkpoints.rules import (
@@ -23,8 +24,7 @@ from keras_vit.checkpoints.rules import (
     torch_bottlenecks,
 )
 from keras_vit.checkpoints.shapes import Config
-from keras_vit.checkpoints.store import Store
-from keras_vit.variants import STEMS
+from keras_vit.checkpoints.store import Entry, Store
 
 Layout = Mapping[str, Any]
 
@@ -33,59 +33,10 @@ _STEM_CONV = ("stem.conv", "conv")  # with stages, and without
 _TIMM_NAMES = {"registers": "reg_token", "fc1": "fc1", "fc2": "fc2"}
 _META_NAMES = {"registers": "register_tokens", "fc1": "w12", "fc2": "w3"}
 
-# What architectures do that neither arrays nor `model_args` say: pattern of the name -> arguments.
-_ARCHITECTURES: tuple[tuple[str, dict[str, Any]], ...] = (
-    (r"clip|beit3", {"norm_epsilon": 1e-5}),
-    (r"quickgelu", {"activation": "quick_gelu"}),
-    (
-        r"(base_patch32|giantopt_patch16|so400m_patch16)_siglip|large_patch16_siglip(_gap)?_512",
-        {"activation": "gelu_tanh"},
-    ),
-    (r"giantopt", {"num_heads": 16}),
-    (r"vit_base_patch16_gap", {"num_heads": 16}),
-)
-_ACTIVATIONS = {
-    "gelu": "gelu",
-    "gelu_erf": "gelu",
-    "gelu_tanh": "gelu_tanh",
-    "quick_gelu": "quick_gelu",
-    "silu": "swiglu",
-    "swish": "swiglu",
-}
-_POOLINGS = {"token": "token", "avg": "gap", "map": "map", "": None}
-
-# Architectures that `timm.create_model` builds others from, by what sets a model apart.
-_ARCHITECTURE_OF = (
-    (lambda c: c["distillation"] is not None, "deit_tiny_distilled_patch16_224"),
-    (lambda c: c["activation"] == "swiglu" and c["num_registers"], "vit_giant_patch14_reg4_dinov2"),
-    (lambda c: c["activation"] == "swiglu", "vit_giant_patch14_dinov2"),
-    (
-        lambda c: c["pre_norm"] and c["activation"] == "quick_gelu",
-        "vit_base_patch16_clip_quickgelu_224",
-    ),
-    (lambda c: c["pre_norm"], "vit_base_patch16_clip_224"),
-    (lambda c: True, "vit_base_patch16_224"),
-)
-_HYBRIDS = {
-    counts: name
-    for (counts, _, _), name in zip(
-        STEMS.values(),
-        (
-            "vit_tiny_r_s16_p8_224",
-            "vit_small_r26_s32_224",
-            "vit_large_r50_s32_224",
-            "vit_base_r50_s16_224",
-        ),
-        strict=True,
-    )
-}
-
 
 def _rows(config: Config, layout: Layout) -> list[Row]:
     block, ours = "blocks.{i}", "encoder_block_{i}"
     stem = f"{_BACKBONE}.stem" if config["stem"] and config["stem"]["block_counts"] else _BACKBONE
-    # Of one pooled token, the norm before the pooling is the norm after it.
-    fc_norm = "norm" if config["pooling"] == "token" else "fc_norm"
     return [
         *torch_bottlenecks(f"{stem}.conv,{stem}.norm", f"{_BACKBONE}.stages.{{b0}}.blocks.{{u0}}"),
         ("patch_embed.proj", "patch_encoder/projection", T_PATCH),
@@ -112,7 +63,7 @@ def _rows(config: Config, layout: Layout) -> list[Row]:
         ("attn_pool.norm", "pooling/norm", T_NORM),
         ("attn_pool.mlp.fc1", "pooling/mlp/fc1", T_DENSE),
         ("attn_pool.mlp.fc2", "pooling/mlp/fc2", T_DENSE),
-        (fc_norm, "pooled_norm", T_NORM),
+        ("fc_norm", "pooled_norm", T_NORM),
         ("head", "head", T_DENSE),
         ("head_dist", "head_dist", T_DENSE),
     ]
@@ -139,7 +90,8 @@ def _describe(name: str, store: Store, hints: Hints) -> Found:
     arguments, published = ({}, {})
     if architecture:
         arguments = sidecar.get("model_args") or {}
-        published = sidecar.get("pretrained_cfg") or {}
+        # In timm's first documents everything lies at the top.
+        published = sidecar.get("pretrained_cfg", sidecar) or {}
     if not isinstance(arguments, Mapping) or not isinstance(published, Mapping):
         raise CheckpointError(
             f"{store.path}: model_args and pretrained_cfg in config.json must be objects. Take "
@@ -152,33 +104,43 @@ def _describe(name: str, store: Store, hints: Hints) -> Found:
     width, patch = kernel[0], kernel[2:]
     fc1 = dialect.entry(store, f"blocks.0.mlp.{names['fc1']}.weight", 2).shape[0]
     fc2 = dialect.entry(store, f"blocks.0.mlp.{names['fc2']}.weight", 2).shape[1]
-    known = {"activation": "gelu", "norm_epsilon": 1e-6, "num_heads": None}
-    for pattern, changes in _ARCHITECTURES:
-        if re.search(pattern, architecture):
-            known |= changes
+    known = timm_config.known_of(architecture)
     if not architecture and has("norm_pre.weight"):
         known["norm_epsilon"] = 1e-5
-    activation = _activation(arguments, known["activation"], store)
-    prefix_tokens = has("cls_token") + has("dist_token")
+    activation = timm_config.activation(arguments, known["activation"], store)
     registers = store.entries[names["registers"]].shape[-2] if has(names["registers"]) else 0
+    # Meta's registers come in behind the positions.
+    prefix = has("cls_token") + has("dist_token") + (registers if name == "timm" else 0)
     stem = _stem(store)
     stride = 1 if stem is None else 4 * 2 ** max(len(stem["block_counts"]) - 1, 0)
     rows = store.entries["pos_embed"].shape[-2] if has("pos_embed") else 0
     stated = arguments.get("img_size") or (published.get("input_size") or [None])[-2:]
     stated = None if stated in ([None], (None,)) else stated
-    # Meta's registers come in behind the positions; timm's class token has then no entry.
-    own_entries = bool(prefix_tokens) and (name == "dinov2" or not registers)
-    if own_entries:
-        own_entries = _has_entries(rows, prefix_tokens, arguments, architecture)
     cell = (patch[0] * stride, patch[1] * stride)
-    patches = rows - prefix_tokens * own_entries
+    grids = () if stated is None else _grids(stated, cell, store)
+    own_entries = bool(prefix and rows) and _has_entries(
+        rows, prefix, grids, arguments, bool(registers) or architecture.startswith("deit3")
+    )
+    patches = rows - prefix * own_entries
     if has("pos_embed"):
-        if stated is not None and not _grid_matches(stated, cell, patches, store):
+        if patches not in grids:
             stated = None  # dynamic sizes, or a document that is older than the arrays
         height, side = dialect.image_size(patches, cell, hints, store, stated)
     else:
         height, side = dialect.pair(stated or (hints.image_shape or (224, 224))[:2], "size", store)
-    pooled = arguments.get("global_pool", sidecar.get("global_pool"))
+    if own_entries and registers and name == "timm":
+        _fold_entries(store, prefix)
+        own_entries = False
+    pooling = timm_config.pooling(
+        store,
+        arguments.get("global_pool", sidecar.get("global_pool")),
+        arguments.get("pool_include_prefix", False),
+    )
+    if pooling == "map" and prefix and not arguments.get("pool_include_prefix"):
+        raise CheckpointError(
+            f"{store.path}: attention pooling of a VisionTransformer reads all tokens, "
+            "and timm's the patches alone unless config.json says pool_include_prefix."
+        )
     classes = store.entries.get("head.weight")
     return Found(
         name,
@@ -192,7 +154,7 @@ def _describe(name: str, store: Store, hints: Hints) -> Found:
             ),
             "mlp_dim": fc2,
             "num_classes": None if classes is None else classes.shape[0],
-            "pooling": _pooling(store, pooled),
+            "pooling": pooling,
             "stem": stem,
             "position_embedding": "learned" if has("pos_embed") else "none",
             "class_token": has("cls_token"),
@@ -219,48 +181,52 @@ def _describe(name: str, store: Store, hints: Hints) -> Found:
     )
 
 
-def _has_entries(rows: int, prefix_tokens: int, arguments: Mapping, architecture: str) -> bool:
-    """Whether prefix tokens have position entries: said, or the one that leaves a square."""
+def _has_entries(
+    rows: int, prefix: int, grids: tuple[int, ...], arguments: Mapping, unusual: bool
+) -> bool:
+    """Whether prefix tokens have position entries: said, or what leaves a grid or a square."""
     if "no_embed_class" in arguments:
         return not arguments["no_embed_class"]
-    if round(max(rows - prefix_tokens, 0) ** 0.5) ** 2 == rows - prefix_tokens:
-        return True
-    if round(rows**0.5) ** 2 == rows:
-        return False
-    return not re.match(r"deit3|.*_reg\d", architecture)
+    for fits in (grids.__contains__, lambda n: n > 0 and math.isqrt(n) ** 2 == n):
+        with_entries, without = fits(rows - prefix), fits(rows)
+        if with_entries != without:
+            return with_entries
+    return not unusual
 
 
-def _grid_matches(stated: Any, cell: tuple[int, int], patches: int, store: Store) -> bool:
+def _grids(stated: Any, cell: tuple[int, int], store: Store) -> tuple[int, ...]:
+    """Patches of an image of the stated size, its last cells cut off or not."""
     height, width = dialect.pair(stated, "image size", store)
-    return -(-height // cell[0]) * -(-width // cell[1]) == patches or (
-        (height // cell[0]) * (width // cell[1]) == patches
+    return (
+        -(-height // cell[0]) * -(-width // cell[1]),
+        (height // cell[0]) * (width // cell[1]),
     )
 
 
-def _activation(arguments: Mapping[str, Any], default: str, store: Store) -> str:
-    stated = arguments.get("act_layer")
-    if stated is None:
-        return default
-    if stated not in _ACTIVATIONS:
-        raise CheckpointError(
-            f"{store.path}: act_layer in config.json must be one of {tuple(_ACTIVATIONS)}. "
-            f"Received: {stated!r}"
-        )
-    return _ACTIVATIONS[stated]
+def _fold_entries(store: Store, prefix: int) -> None:
+    """Has the store show position entries of prefix tokens as part of these tokens.
 
+    A `VisionTransformer` has none for registers.
+    """
+    read, entries = store.read_array, dict(store.entries)
+    starts, start = {}, 0
+    for token in ("cls_token", "dist_token", "reg_token"):
+        if token in entries:
+            starts[token] = start
+            start += entries[token].shape[-2]
+    rows, width = entries["pos_embed"].shape[-2:]
+    entries["pos_embed"] = Entry((1, rows - prefix, width), entries["pos_embed"].dtype)
 
-def _pooling(store: Store, stated: Any) -> str | None:
-    if "attn_pool.latent" in store.entries:
-        return "map"
-    if "fc_norm.weight" in store.entries or "cls_token" not in store.entries:
-        return "gap"
-    if stated is not None and stated not in _POOLINGS:
-        raise CheckpointError(
-            f"{store.path}: global_pool in config.json must be one of {tuple(_POOLINGS)}. "
-            f"Received: {stated!r}"
-        )
-    pooling = _POOLINGS.get(stated, "token")
-    return "token" if pooling == "map" else pooling
+    def read_folded(name: str):
+        if name == "pos_embed":
+            return read(name).reshape(1, rows, width)[:, prefix:]
+        if name in starts:
+            token = read(name)
+            end = starts[name] + token.shape[-2]
+            return token + read("pos_embed").reshape(1, rows, width)[:, starts[name] : end]
+        return read(name)
+
+    store.read_array, store.entries = read_folded, entries
 
 
 def _channels(store: Store, stem, kernel) -> int:
@@ -299,9 +265,9 @@ def _pixels(store: Store, published: Mapping[str, Any], name: str) -> str:
 
 
 def _target(config: Config, layout: Layout) -> Target:
-    clip = config["pre_norm"]
-    stem = config["stem"]
-    fixed: dict[str, Any] = {"norm_epsilon": 1e-5 if clip else 1e-6}
+    stem, pooling = config["stem"], config["pooling"]
+    architecture = layout["architecture"] or timm_config.architecture_of(config)
+    fixed: dict[str, Any] = {"norm_epsilon": timm_config.known_of(architecture)["norm_epsilon"]}
     if stem is not None:
         fixed["stem"] = {**stem, **dialect.TORCH_STEM}
     return Target(
@@ -311,10 +277,8 @@ def _target(config: Config, layout: Layout) -> Target:
                 config["position_embedding"] in ("learned", "sincos2d"),
                 f"no positions {config['position_embedding']!r}",
             ),
-            (
-                config["pooling"] in ("token", "gap", "map", None),
-                f"no pooling {config['pooling']!r}",
-            ),
+            (pooling in ("token", "gap", "mean", "map", None), f"no pooling {pooling!r}"),
+            (pooling != "map" or config["activation"] != "swiglu", "no gated attention pooling"),
             (
                 config["distillation"] is None or not config["num_registers"],
                 "no registers beside a distillation token",
@@ -324,7 +288,7 @@ def _target(config: Config, layout: Layout) -> Target:
                 "no distillation token without a head of its own",
             ),
             (
-                not (config["norm_after_pooling"] and config["pooling"] == "map"),
+                not (config["norm_after_pooling"] and pooling == "map"),
                 "no norm behind attention pooling",
             ),
         ),
@@ -333,7 +297,7 @@ def _target(config: Config, layout: Layout) -> Target:
         else True
         if config["distillation"] is not None
         else None,
-        norm_after_pooling=False if config["pooling"] == "token" else None,
+        norm_after_pooling=False if pooling == "token" else None,
         fixed_positions=False,
         fixed=fixed,
     )
@@ -363,65 +327,7 @@ def _meta_target(config: Config, layout: Layout) -> Target:
 
 
 def _fresh_layout(config: Config) -> dict[str, Any]:
-    if config["stem"] is not None:
-        architecture = _HYBRIDS.get(config["stem"]["block_counts"], "vit_base_r50_s16_224")
-    else:
-        architecture = next(name for fits, name in _ARCHITECTURE_OF if fits(config))
-    return {**_TIMM_NAMES, "architecture": architecture}
-
-
-def _documents(config: Config, layout: Layout, class_names) -> dict[str, Any]:
-    """`config.json`, from which `timm.create_model("local-dir:...")` builds the model."""
-    architecture = layout["architecture"] or _fresh_layout(config)["architecture"]
-    mean, std = dialect.PIXEL_STATISTICS[config["pixel_range"]]
-    size, classes = list(config["image_shape"][:2]), config["num_classes"] or 0
-    pool = next(theirs for theirs, ours in _POOLINGS.items() if ours == config["pooling"])
-    gated = 2 if config["activation"] == "swiglu" else 1
-    arguments: dict[str, Any] = {
-        "img_size": size,
-        "in_chans": config["image_shape"][2],
-        "num_classes": classes,
-        "global_pool": pool,
-        "embed_dim": config["hidden_dim"],
-        "depth": config["num_layers"],
-        "num_heads": config["num_heads"],
-        "mlp_ratio": gated * config["mlp_dim"] / config["hidden_dim"],
-        "qkv_bias": config["qkv_bias"],
-        "class_token": config["class_token"],
-        "no_embed_class": config["class_token"] and not config["class_token_position"],
-    }
-    if config["patch_size"][0] == config["patch_size"][1]:
-        arguments["patch_size"] = config["patch_size"][0]
-    optional = {
-        "reg_tokens": config["num_registers"],
-        "qk_norm": config["qk_norm"],
-        "init_values": config["layer_scale_init"],
-        "pre_norm": config["pre_norm"],
-        "act_layer": config["activation"] if config["activation"] == "gelu_tanh" else None,
-    }
-    arguments |= {key: value for key, value in optional.items() if value}
-    if config["pooling"] == "gap":
-        arguments["fc_norm"] = config["norm_after_pooling"]
-        arguments["final_norm"] = not config["norm_after_pooling"]
-    published = {
-        "input_size": [config["image_shape"][2], *size],
-        "num_classes": classes,
-        "mean": list(mean),
-        "std": list(std),
-        "first_conv": "patch_embed.proj",
-        "classifier": "head",
-    }
-    document = {
-        "architecture": architecture,
-        "num_classes": classes,
-        "num_features": config["hidden_dim"],
-        "global_pool": pool,
-        "model_args": arguments,
-        "pretrained_cfg": published,
-    }
-    if class_names:
-        document["label_names"] = list(class_names)
-    return {"config.json": document}
+    return {**_TIMM_NAMES, "architecture": timm_config.architecture_of(config)}
 
 
 TIMM = Dialect(
@@ -433,7 +339,7 @@ TIMM = Dialect(
     container="safetensors",
     target=_target,
     layout=_fresh_layout,
-    documents=_documents,
+    documents=timm_config.documents,
 )
 
 META = Dialect(
