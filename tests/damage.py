@@ -11,9 +11,13 @@ from keras_vit.checkpoints.errors import CheckpointError
 from keras_vit.checkpoints.files import open_checkpoint
 from keras_vit.checkpoints.store import FLOATS, ITEM_SIZES
 
-# `tmp_path` is one for all examples: each writes its file anew.
+# The same examples each time: a failure is a fault, not bad luck. `tmp_path` is one for all of
+# them, so each writes its file anew.
 bounded = settings(
-    max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=250,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 
 # Arrays of all dtypes that NumPy has, of an odd number of sides; one empty, one without sides.
@@ -52,12 +56,13 @@ def read_all(path):
 
 
 def outcome(path):
-    """All arrays, or `None` if the file is refused, by an error that names it."""
-    try:
-        return read_all(path)
-    except CheckpointError as error:
-        assert str(path) in str(error)
-        return None
+    """All arrays, or `None` if the file is refused, by an error that names it; in little memory."""
+    with at_most(64):
+        try:
+            return read_all(path)
+        except CheckpointError as error:
+            assert str(path) in str(error)
+            return None
 
 
 @st.composite

@@ -1,24 +1,30 @@
 """What a path is: told by content, strangers by name; directories; files that appear whole."""
 
 import json
+import os
+import pathlib
+import pickle
 import re
+import resource
 import shutil
 import stat
 import zipfile
 
 import h5py
+import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
 from damage import at_most, bounded, damaged, outcome, read_all, same
 from hypothesis import given
 from hypothesis import strategies as st
+from parity_cases import FIXTURES
 
 from keras_vit.checkpoints import CheckpointError
 from keras_vit.checkpoints.files import INDEX, open_checkpoint, write_documents
 from keras_vit.checkpoints.npz import write_npz
 from keras_vit.checkpoints.safetensors import write_safetensors
-from keras_vit.checkpoints.store import Entry
+from keras_vit.checkpoints.store import Entry, from_bfloat16, to_bfloat16
 
 
 def small():
@@ -159,6 +165,49 @@ def test_the_advice_on_pickles_works(deeper, legacy, tmp_path, monkeypatch):
     exec(save, names)
     found = read_all(tmp_path / "model.safetensors")
     assert_same(found, {name: np.ascontiguousarray(t.numpy()) for name, t in state.items()})
+
+
+PICKLES = [
+    path
+    for pattern in ("**/*.pth", "**/pytorch_model.bin")
+    for path in sorted(pathlib.Path(FIXTURES or "").glob(pattern) if FIXTURES else ())
+]
+
+
+@pytest.mark.parametrize("path", PICKLES, ids=lambda path: "/".join(path.parts[-2:]))
+def test_pickles_of_other_projects(path):
+    with pytest.raises(CheckpointError, match=r"cannot be loaded: it is a torch pickle") as error:
+        open_checkpoint(path)
+    assert str(path) in str(error.value)
+
+
+class Evil:
+    """What makes a directory when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return pathlib.Path.mkdir, (self.path,)
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "a.npz", "model.safetensors", "a.h5"])
+def test_nothing_is_unpickled(name, protocol, tmp_path):
+    trap = tmp_path / "trap"
+    data = pickle.dumps(Evil(trap), protocol)
+    (tmp_path / name).write_bytes(data)
+    match = "torch pickle" if protocol >= 2 or name.endswith(".bin") else r"no \.npz, .* file"
+    for path in (tmp_path, tmp_path / name):
+        with pytest.raises(CheckpointError, match=match):
+            open_checkpoint(path)
+    with zipfile.ZipFile(tmp_path / name, "w") as file:
+        file.writestr("archive/data.pkl", data)
+    with pytest.raises(CheckpointError, match="torch pickle"):
+        open_checkpoint(tmp_path / name)
+    assert not trap.exists()
+    pickle.loads(data)
+    assert trap.exists(), "the trap does not work"
 
 
 def test_missing(tmp_path):
@@ -355,6 +404,82 @@ def test_usual_permissions(write, tmp_path):
     write(tmp_path / "a", {}, {}.__getitem__)
     modes = {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
     assert len(modes) == 1
+
+
+@WRITE
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o007])
+def test_permissions_follow_the_umask(write, mask, tmp_path):
+    (tmp_path / "a").touch(0o640)
+    before = os.umask(mask)
+    try:
+        write(tmp_path / "a", {}, {}.__getitem__)
+        write_documents(tmp_path, {"b": {}})
+        assert os.umask(mask) == mask
+    finally:
+        os.umask(before)
+    for path in tmp_path.iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~mask
+
+
+@WRITE
+@pytest.mark.parametrize("room", [10, 300, 70_000])
+def test_no_room(write, room, tmp_path):
+    """The system refuses, at whatever byte: the old file stays, and nothing else."""
+    (tmp_path / "a").write_bytes(b"old")
+    arrays = {"x": np.ones((100, 100)), "y": np.ones((10, 10))}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
+    try:
+        with pytest.raises(CheckpointError, match="a cannot be written: .*File too large"):
+            write(tmp_path / "a", entries_of(arrays), arrays.__getitem__)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("a", b"old")]
+
+
+@WRITE
+@pytest.mark.parametrize("name", ["x" * 255, "ü" * 120 + ".npz", "a", ".hidden", "a.b.c.npz"])
+def test_names(write, name, tmp_path):
+    """Whatever name a file can have; the temporary one has to fit too."""
+    write(tmp_path / name, entries_of(small()), small().__getitem__)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert_same(read_all(tmp_path / name), small())
+
+
+@WRITE
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("size", [1, 1000])
+def test_numbers_too_large(write, dtype, size, tmp_path):
+    """Never silently infinite; what is infinite already stays so."""
+    entries, array = {"kernel": Entry((size,), dtype)}, np.full(size, 1e39)
+    with pytest.raises(CheckpointError, match=f"'kernel' has numbers too large for {dtype}"):
+        write(tmp_path / "a", entries, lambda name: array)
+    assert list(tmp_path.iterdir()) == []
+    array[:] = np.inf
+    write(tmp_path / "a", entries, lambda name: array)
+    assert np.isposinf(read_all(tmp_path / "a")["kernel"]).all()
+
+
+@pytest.mark.parametrize("low", [0x0000, 0x0001, 0x7FFF, 0x8000, 0x8001, 0xFFFF])
+def test_rounding_to_bfloat16(low):
+    """As ml_dtypes rounds, for every upper half of a float32."""
+    bits = (np.arange(1 << 16, dtype="uint32") << 16) | np.uint32(low)
+    array = bits.view("float32")
+    with np.errstate(all="ignore"):
+        expected = array.astype(ml_dtypes.bfloat16)
+    found = from_bfloat16(to_bfloat16(array))
+    np.testing.assert_array_equal(np.isnan(found), np.isnan(array))
+    numbers = ~np.isnan(array)
+    np.testing.assert_array_equal(
+        found.view("uint32")[numbers], expected.astype("float32").view("uint32")[numbers]
+    )
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (2, 3)])
+def test_bfloat16_keeps_shapes(shape):
+    array = np.ones(shape, "float32")
+    same(to_bfloat16(array), np.full(shape, 0x3F80, "uint16"))
+    same(from_bfloat16(to_bfloat16(array)), array)
 
 
 @WRITE

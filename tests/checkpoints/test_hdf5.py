@@ -42,7 +42,7 @@ def written(path, arrays=ARRAYS, **kwargs) -> bytes:
 def test_reads_what_h5py_writes(dtype, libver, path):
     arrays = {f"{i}/x": numbers(shape, dtype, i) for i, shape in enumerate(SHAPES)}
     cube = numbers((4, 6, 5), dtype)
-    arrays |= {"big": cube.astype(cube.dtype.newbyteorder(">")), "big0": arrays["2/x"]}
+    arrays |= {"big": cube.astype(cube.dtype.newbyteorder(">"))}
     arrays |= {"fortran": np.asfortranarray(cube), "strided": cube[::-1, ::2]}
     written(path, arrays, libver=libver)
     found = read_all(path)
@@ -246,7 +246,7 @@ def test_bombs_add_up(path):
     refused(path, f"declares {5 * (60 << 20)} bytes")
 
 
-@pytest.mark.parametrize("shape", ((2**40, 2**40, 0), (2**63, 0)))
+@pytest.mark.parametrize("shape", ((2**40, 2**40, 0), (2**62, 0)))
 def test_shapes_without_memory(shape, path):
     with h5py.File(path, "w") as file:
         file.create_dataset("kernel", shape, "float32")
