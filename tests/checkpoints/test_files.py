@@ -5,7 +5,6 @@ import os
 import pathlib
 import pickle
 import re
-import resource
 import shutil
 import stat
 import zipfile
@@ -426,6 +425,7 @@ def test_permissions_follow_the_umask(write, mask, tmp_path):
 def test_no_room(write, room, tmp_path):
     """The system refuses, at whatever byte: the old file stays, and nothing else."""
     (tmp_path / "a").write_bytes(b"old")
+    resource = pytest.importorskip("resource")
     arrays = {"x": np.ones((100, 100)), "y": np.ones((10, 10))}
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
