@@ -23,6 +23,7 @@ ROWS = [
     {name: ("keras", "numpy") for name in ("inspection", "evaluation", "export")},
     {"training": ("keras",)},
     {"cli": ()},
+    {"__main__": ()},
 ]
 ROW = {name: number for number, row in enumerate(ROWS) for name in row}
 OUTSIDE = {name: set(allowed) for row in ROWS for name, allowed in row.items()}

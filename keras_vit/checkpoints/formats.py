@@ -38,7 +38,8 @@ def detect(store: Store, hints: Hints | None = None) -> Found:
         )
     hints, stored = hints or Hints(), from_metadata(store)
     hints = Hints(
-        hints.image_shape or stored.get("image_shape"),
+        # The caller's may be the size that is wanted, not the file's.
+        stored.get("image_shape") or hints.image_shape,
         hints.num_heads or stored.get("num_heads"),
     )
     try:

@@ -16,6 +16,7 @@ COMMANDS = {
     "describe": "say what a checkpoint holds, and whether it would load",
 }
 
+_PACKAGE = __name__.partition(".")[0]
 INTERRUPTED = 130  # as shells have it: 128 and the number of the signal
 BROKEN_PIPE = 141
 
@@ -71,12 +72,10 @@ def in_options(message: str) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    import keras_vit
-
     parser = argparse.ArgumentParser(
         prog="keras-vit", description="Vision Transformers for Keras 3."
     )
-    parser.add_argument("--version", action="version", version=keras_vit.__version__)
+    parser.add_argument("--version", action="version", version=import_module(_PACKAGE).__version__)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, line in COMMANDS.items():
         module = import_module(f"{__package__}.{name}")
@@ -92,7 +91,6 @@ def _parser() -> argparse.ArgumentParser:
 
 def _show_notes() -> None:
     """Makes this package's warnings plain lines, each time; others stay as they are."""
-    package = __name__.partition(".")[0]
     folder = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
     usual = warnings.showwarning
 
@@ -102,5 +100,5 @@ def _show_notes() -> None:
         else:
             usual(message, category, filename, lineno, file, line)
 
-    warnings.filterwarnings("always", category=UserWarning, module=rf"{package}(\.|$)")
+    warnings.filterwarnings("always", category=UserWarning, module=rf"{_PACKAGE}(\.|$)")
     warnings.showwarning = show
