@@ -13,6 +13,13 @@ from typing import Any
 from keras_vit.checkpoints import dialect
 from keras_vit.checkpoints.dialect import Found, Hints, Target
 from keras_vit.checkpoints.errors import CheckpointError
+from keras_vit.checkpoints.huggingface_config import (
+    DINOV2,
+    activation,
+    epsilon,
+    gated_width,
+    stated_size,
+)
 from keras_vit.checkpoints.rules import (
     LONE,
     T_DENSE,
@@ -46,23 +53,8 @@ TYPES: dict[str, tuple[str, float, str, str]] = {
         "bicubic_antialias",
     ),
 }
-_DINOV2 = ("dinov2", "dinov2_with_registers")
 # Pre-training alone uses these.
 _IGNORED = r"(.*\.)?mask_token|(.*\.)?decoder.*|(.*\.)?position_ids"
-
-ACTIVATIONS = {
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "quick_gelu": "quick_gelu",
-}
-ACTIVATION_NAMES = {
-    "gelu": "gelu",
-    "gelu_tanh": "gelu_pytorch_tanh",
-    "quick_gelu": "quick_gelu",
-    "swiglu": "gelu",
-}
 
 
 def rows(config: Config, layout: Layout) -> list[Row]:
@@ -71,7 +63,7 @@ def rows(config: Config, layout: Layout) -> list[Row]:
     block, ours = prefix + "encoder.layer.{i}", "encoder_block_{i}"
     embeddings = f"{prefix}embeddings"
     parts = each(f"{block}.attention.attention.", "query", "key", "value")
-    dinov2 = kind in _DINOV2
+    dinov2 = kind in DINOV2
     gated = config["activation"] == "swiglu"
     mlp = ("weights_in", "weights_out") if gated else ("fc1", "fc2")
     fc1, fc2 = each("mlp.", *mlp) if dinov2 else ("intermediate.dense", "output.dense")
@@ -133,36 +125,6 @@ def _model_type(store: Store, prefix: str) -> str:
     return next((kind for name, kind in signs.items() if name in store.entries), "vit")
 
 
-def activation(config: Mapping[str, Any], default: str, store: Store) -> str:
-    """Our word for `hidden_act`.
-
-    Raises:
-        CheckpointError: if it is none that we have.
-    """
-    stated = config.get("hidden_act", default)
-    if stated not in ACTIVATIONS:
-        raise CheckpointError(
-            f"{store.path}: hidden_act in config.json must be one of {tuple(ACTIVATIONS)}. "
-            f"Received: {stated!r}"
-        )
-    return ACTIVATIONS[stated]
-
-
-def epsilon(config: Mapping[str, Any], default: float, store: Store) -> float:
-    """`layer_norm_eps`, checked.
-
-    Raises:
-        CheckpointError: if it is no positive number.
-    """
-    stated = config.get("layer_norm_eps", default)
-    if not isinstance(stated, int | float) or isinstance(stated, bool) or not 0 < stated < 1:
-        raise CheckpointError(
-            f"{store.path}: layer_norm_eps in config.json must be a small positive number. "
-            f"Received: {stated!r}"
-        )
-    return float(stated)
-
-
 def describe(store: Store, hints: Hints) -> Found:
     """What is in a file of this family."""
     prefix = prefix_of(store, ANCHOR) or ""
@@ -183,15 +145,16 @@ def describe(store: Store, hints: Hints) -> Found:
     )
     stem = _stem(store, prefix, sidecar)
     stride = 1 if stem is None else 4 * 2 ** max(len(stem["block_counts"]) - 1, 0)
+    cell = (kernel[2] * stride, kernel[3] * stride)
     tokens = 1 + has(f"{embeddings}.distillation_token")
     table = dialect.entry(store, f"{embeddings}.position_embeddings", 3)
     registers = store.entries.get(f"{embeddings}.register_tokens")
     height, width = dialect.image_size(
         table.shape[1] - tokens,
-        (kernel[2] * stride, kernel[3] * stride),
+        cell,
         hints,
         store,
-        _stated_size(sidecar, table.shape[1] - tokens, kernel, stride, store),
+        stated_size(sidecar, table.shape[1] - tokens, cell, stem is None, store),
     )
     two_heads = has("cls_classifier.weight")
     head = store.entries.get("cls_classifier.weight" if two_heads else "classifier.weight")
@@ -208,7 +171,7 @@ def describe(store: Store, hints: Hints) -> Found:
             ),
             "mlp_dim": dialect.entry(store, f"{fc2}.weight", 2).shape[1],
             "num_classes": None if head is None else head.shape[0],
-            "pooling": "token_gap" if kind in _DINOV2 and head is not None else "token",
+            "pooling": "token_gap" if kind in DINOV2 and head is not None else "token",
             "representation_size": None if pooler is None else pooler.shape[0],
             "stem": stem,
             "class_token": True,
@@ -231,16 +194,6 @@ def describe(store: Store, hints: Hints) -> Found:
 def _pixels(store: Store, usual: str) -> str:
     mean = dialect.document(store, "preprocessor_config.json").get("image_mean")
     return dialect.pixel_range(mean, store, usual)
-
-
-def _stated_size(sidecar, patches: int, kernel, stride: int, store: Store):
-    """`image_size`, unless the table is not of that size (DINOv2's config may lack it)."""
-    stated = sidecar.get("image_size")
-    if stated is None:
-        return None
-    height, width = dialect.pair(stated, "image size", store)
-    cells = (height // (kernel[2] * stride)) * (width // (kernel[3] * stride))
-    return stated if cells == patches else None
 
 
 def _channels(store: Store, prefix: str, stem, kernel) -> int:
@@ -294,7 +247,7 @@ def keep(config: Config, layout: Layout) -> dict[str, Any]:
 def target(config: Config, layout: Layout) -> Target:
     """What these files need of a model."""
     kind = layout["model_type"]
-    dinov2, headless = kind in _DINOV2, config["num_classes"] is None
+    dinov2, headless = kind in DINOV2, config["num_classes"] is None
     hybrid = kind == "vit-hybrid"
     gated = config["activation"] == "swiglu"
     pooler = config["representation_size"] is not None
@@ -317,8 +270,8 @@ def target(config: Config, layout: Layout) -> Target:
             (not config["pre_norm"], "no norm before the first block outside CLIP"),
             (dinov2 or not gated, "no SwiGLU outside DINOv2"),
             (
-                not gated or config["mlp_dim"] == _gated_width(config),
-                f"SwiGLU of width {_gated_width(config)} only",
+                not gated or config["mlp_dim"] == gated_width(config),
+                f"SwiGLU of width {gated_width(config)} only",
             ),
             (
                 kind == "dinov2_with_registers" or not config["num_registers"],
@@ -336,6 +289,14 @@ def target(config: Config, layout: Layout) -> Target:
             (not pooler or headless, "no pooler before a classifier"),
             (not pooler or kind in ("vit", "deit"), f"no pooler in {kind}"),
             (config["patch_size"][0] == config["patch_size"][1], "no patches but square ones"),
+            (
+                not dinov2 or gated or config["mlp_dim"] % config["hidden_dim"] == 0,
+                "no MLP in DINOv2 but of a whole multiple of the width",
+            ),
+            (
+                not dinov2 or config["image_shape"][0] == config["image_shape"][1],
+                "no images in DINOv2 but square ones",
+            ),
         ),
         class_positions=True,
         norm_after_pooling=False,
@@ -348,129 +309,6 @@ def target(config: Config, layout: Layout) -> Target:
 
 def extras(config: Config, layout: Layout) -> dict[str, Shape]:
     """DINOv2's mask token."""
-    if layout["model_type"] not in _DINOV2:
+    if layout["model_type"] not in DINOV2:
         return {}
     return {f"{layout['prefix']}embeddings.mask_token": (1, config["hidden_dim"])}
-
-
-def _gated_width(config: Config) -> int:
-    """The width that transformers derives from a whole `mlp_ratio`, 4 here."""
-    return (int(int(config["hidden_dim"] * 4) * 2 / 3) + 7) // 8 * 8
-
-
-_CLASSES = {
-    "vit": ("ViTModel", "ViTForImageClassification"),
-    "vit_mae": ("ViTMAEModel", "ViTForImageClassification"),
-    "vit-hybrid": ("ViTHybridModel", "ViTHybridForImageClassification"),
-    "dinov2": ("Dinov2Model", "Dinov2ForImageClassification"),
-    "dinov2_with_registers": (
-        "Dinov2WithRegistersModel",
-        "Dinov2WithRegistersForImageClassification",
-    ),
-}
-
-
-def _architecture(config: Config, kind: str) -> str:
-    headless = config["num_classes"] is None
-    if kind == "deit":
-        if headless:
-            return "DeiTModel"
-        teacher = "WithTeacher" if config["distillation"] == "head" else ""
-        return f"DeiTForImageClassification{teacher}"
-    return _CLASSES[kind][0 if headless else 1]
-
-
-def labels(config: Config, class_names) -> dict[str, Any]:
-    """`id2label` and `label2id`; without a head, nothing."""
-    if config["num_classes"] is None:
-        return {}
-    names = class_names or [f"LABEL_{index}" for index in range(config["num_classes"])]
-    return {
-        "id2label": {str(index): name for index, name in enumerate(names)},
-        "label2id": {name: index for index, name in enumerate(names)},
-    }
-
-
-def preprocessor(config: Config, processor: str) -> dict[str, Any]:
-    """`preprocessor_config.json`: the pixels that the model was trained on."""
-    mean, std = dialect.PIXEL_STATISTICS[config["pixel_range"]]
-    height, width = config["image_shape"][:2]
-    return {
-        "do_normalize": True,
-        "do_rescale": True,
-        "do_resize": True,
-        "image_mean": list(mean),
-        "image_std": list(std),
-        "image_processor_type": processor,
-        "resample": 2,
-        "rescale_factor": 1 / 255,
-        "size": {"height": height, "width": width},
-    }
-
-
-def sides(config: Config) -> int | list[int]:
-    """`image_size`: one number for a square."""
-    height, width = config["image_shape"][:2]
-    return height if height == width else [height, width]
-
-
-def documents(config: Config, layout: Layout, class_names) -> dict[str, Any]:
-    """`config.json` and `preprocessor_config.json`."""
-    kind = layout["model_type"]
-    document = {
-        "architectures": [_architecture(config, kind)],
-        "model_type": kind,
-        "hidden_size": config["hidden_dim"],
-        "num_hidden_layers": config["num_layers"],
-        "num_attention_heads": config["num_heads"],
-        "hidden_act": ACTIVATION_NAMES[config["activation"]],
-        "layer_norm_eps": config["norm_epsilon"],
-        "image_size": sides(config),
-        "patch_size": config["patch_size"][0],
-        "num_channels": config["image_shape"][2],
-        "qkv_bias": config["qkv_bias"],
-        **labels(config, class_names),
-    }
-    if kind in _DINOV2:
-        gated = config["activation"] == "swiglu"
-        ratio = 4 if gated else config["mlp_dim"] / config["hidden_dim"]
-        document |= {
-            "mlp_ratio": int(ratio) if ratio == int(ratio) else ratio,
-            "use_swiglu_ffn": gated,
-            "layerscale_value": config["layer_scale_init"],
-        }
-        if config["num_registers"]:
-            document["num_register_tokens"] = config["num_registers"]
-    else:
-        document["intermediate_size"] = config["mlp_dim"]
-    if config["representation_size"] is not None:
-        document |= {"pooler_output_size": config["representation_size"], "pooler_act": "tanh"}
-    if kind == "vit-hybrid":
-        document |= _backbone(config)
-    processor = "BitImageProcessor" if kind in _DINOV2 else "ViTImageProcessor"
-    return {
-        "config.json": document,
-        "preprocessor_config.json": preprocessor(config, processor),
-    }
-
-
-def _backbone(config: Config) -> dict[str, Any]:
-    stem = config["stem"]
-    widths = [4 * stem["width"] * 2**block for block in range(len(stem["block_counts"]))]
-    last = f"stage{len(widths)}"
-    height, width = (side // config["patch_size"][0] for side in config["image_shape"][:2])
-    stride = 4 * 2 ** (len(widths) - 1)
-    return {
-        "backbone_config": {
-            "model_type": "bit",
-            "depths": list(stem["block_counts"]),
-            "embedding_size": stem["width"],
-            "hidden_sizes": widths,
-            "num_groups": stem["groups"],
-            "layer_type": "bottleneck",
-            "global_padding": "SAME",
-            "embedding_dynamic_padding": True,
-            "out_features": [last],
-        },
-        "backbone_featmap_shape": [1, widths[-1], -(-height // stride), -(-width // stride)],
-    }

@@ -9,13 +9,14 @@ from typing import Any
 from keras_vit.checkpoints import dialect
 from keras_vit.checkpoints.dialect import Found, Hints, Target
 from keras_vit.checkpoints.errors import CheckpointError
-from keras_vit.checkpoints.huggingface import (
+from keras_vit.checkpoints.huggingface import prefix_of
+from keras_vit.checkpoints.huggingface_config import (
     ACTIVATION_NAMES,
     activation,
     epsilon,
-    prefix_of,
     preprocessor,
     sides,
+    stated_size,
 )
 from keras_vit.checkpoints.rules import (
     FLAT_TABLE,
@@ -102,8 +103,13 @@ def describe(store: Store, hints: Hints) -> Found:
     kernel = dialect.entry(store, prefix + ANCHOR, 4).shape
     token = has(f"{prefix}embeddings.class_embedding")
     table = dialect.entry(store, f"{prefix}embeddings.position_embedding.weight", 2)
+    patches = table.shape[0] - token
     height, width = dialect.image_size(
-        table.shape[0] - token, kernel[2:], hints, store, sidecar.get("image_size")
+        patches,
+        kernel[2:],
+        hints,
+        store,
+        stated_size(sidecar, patches, kernel[2:], True, store),
     )
     usual = ("quick_gelu", 1e-5, "clip") if clip else ("gelu_pytorch_tanh", 1e-6, "inception")
     projection = store.entries.get("visual_projection.weight")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
-from keras_vit.checkpoints import huggingface, huggingface_clip
+from keras_vit.checkpoints import huggingface, huggingface_clip, huggingface_config
 from keras_vit.checkpoints.dialect import Dialect
 from keras_vit.checkpoints.shapes import Config
 from keras_vit.checkpoints.store import Store
@@ -20,6 +20,11 @@ def _of_store(store: Store) -> ModuleType:
 
 def _of_layout(layout: Mapping[str, Any]) -> ModuleType:
     return huggingface_clip if layout["model_type"] in _TOWERS else huggingface
+
+
+def _documents_of(layout: Mapping[str, Any]) -> Callable[..., dict[str, Any]]:
+    tower = layout["model_type"] in _TOWERS
+    return huggingface_clip.documents if tower else huggingface_config.documents
 
 
 def _of_config(config: Config) -> ModuleType:
@@ -38,6 +43,6 @@ HUGGINGFACE = Dialect(
     target=lambda config, layout: _of_layout(layout).target(config, layout),
     layout=lambda config: _of_config(config).layout(config),
     keep=lambda config, layout: _of_layout(layout).keep(config, layout),
-    documents=lambda config, layout, names: _of_layout(layout).documents(config, layout, names),
+    documents=lambda config, layout, names: _documents_of(layout)(config, layout, names),
     extras=lambda config, layout: huggingface.extras(config, layout),
 )

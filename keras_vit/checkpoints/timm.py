@@ -92,6 +92,11 @@ def _describe(name: str, store: Store, hints: Hints) -> Found:
         arguments = sidecar.get("model_args") or {}
         # In timm's first documents everything lies at the top.
         published = sidecar.get("pretrained_cfg", sidecar) or {}
+    if "_rpn_" in architecture:
+        raise CheckpointError(
+            f"{store.path}: {architecture} normalises behind attention and MLP, which a "
+            "VisionTransformer does not."
+        )
     if not isinstance(arguments, Mapping) or not isinstance(published, Mapping):
         raise CheckpointError(
             f"{store.path}: model_args and pretrained_cfg in config.json must be objects. Take "
@@ -123,8 +128,10 @@ def _describe(name: str, store: Store, hints: Hints) -> Found:
     )
     patches = rows - prefix * own_entries
     if has("pos_embed"):
-        if patches not in grids:
-            stated = None  # dynamic sizes, or a document that is older than the arrays
+        cut = stem is None and stated is not None and _leaves_rest(stated, patch, store)
+        if patches not in grids or cut:
+            # Dynamic sizes, a document older than the arrays, or pixels that no patch reads.
+            stated = None
         height, side = dialect.image_size(patches, cell, hints, store, stated)
     else:
         height, side = dialect.pair(stated or (hints.image_shape or (224, 224))[:2], "size", store)
@@ -203,6 +210,11 @@ def _grids(stated: Any, cell: tuple[int, int], store: Store) -> tuple[int, ...]:
     )
 
 
+def _leaves_rest(stated: Any, patch: tuple[int, ...], store: Store) -> bool:
+    sides = dialect.pair(stated, "image size", store)
+    return any(side % length for side, length in zip(sides, patch, strict=True))
+
+
 def _fold_entries(store: Store, prefix: int) -> None:
     """Has the store show position entries of prefix tokens as part of these tokens.
 
@@ -258,7 +270,10 @@ def _pixels(store: Store, published: Mapping[str, Any], name: str) -> str:
         usual = "imagenet"
     if "norm_pre.weight" in store.entries:
         usual = "clip"
-    return dialect.pixel_range(published.get("mean"), store, usual)
+    mean = published.get("mean")
+    if isinstance(mean, list) and len(mean) == 1:
+        mean = mean * 3  # gray images
+    return dialect.pixel_range(mean, store, usual)
 
 
 # Writing.

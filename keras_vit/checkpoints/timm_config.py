@@ -30,6 +30,7 @@ _ARCHITECTURES: tuple[tuple[str, dict[str, Any]], ...] = (
     ),
     (r"giantopt", {"num_heads": 16}),
     (r"vit_base_patch16_gap", {"num_heads": 16}),
+    (r"^test_vit2?$", {"num_heads": 2}),
 )
 _ACTIVATIONS = {
     "gelu": "gelu",
@@ -173,11 +174,12 @@ def documents(config: Config, layout: Layout, class_names) -> dict[str, Any]:
         "class_token": config["class_token"],
         "no_embed_class": prefix and not num_prefix_positions(config),
         "fc_norm": config["norm_after_pooling"],
+        # `None` would leave these to the architecture.
+        "reg_tokens": config["num_registers"],
+        "init_values": config["layer_scale_init"] or 0,
     }
     optional = {
-        "reg_tokens": config["num_registers"],
         "qk_norm": config["qk_norm"],
-        "init_values": config["layer_scale_init"],
         "pre_norm": config["pre_norm"],
         # A gated MLP is an object of timm's code, and so in the architecture.
         "act_layer": None if gated else config["activation"],
