@@ -162,8 +162,8 @@ def _read(path: Path, archive: zipfile.ZipFile, name: str, member: _Member) -> n
             while piece := file.read(min(_CHUNK, len(data) - count)):
                 data[count : count + len(piece)] = np.frombuffer(piece, "uint8")
                 count += len(piece)
-            # At the end zipfile compares checksums.
-            if file.read(1) or count != len(data):
+            # With the last byte zipfile has compared checksums.
+            if count != len(data):
                 raise EOFError(f"{count} bytes instead of {len(data)}")
 
     return read_array(member.entry, fill, big_endian=member.big_endian, fortran=member.fortran)

@@ -365,6 +365,15 @@ def test_bomb_that_hides_its_size(tmp_path):
     refused(path, "'kernel' has no readable header .*CRC")
 
 
+@pytest.mark.parametrize("method", (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))
+def test_fewer_bytes_than_declared(method, tmp_path):
+    """The checksum is right, of what there is."""
+    half = npy(header(), bytes(12))
+    path = archive(tmp_path / "x.npz", ("kernel.npy", half), method=method)
+    patch(path, b"PK\1\2", 24, len(half) + 12, "<I")
+    refused(path, "'kernel' cannot be read .12 bytes instead of 24")
+
+
 def test_well_compressed_is_no_bomb(tmp_path):
     path = tmp_path / "x.npz"
     np.savez_compressed(path, x=np.zeros((1024, 2048), "float32"))
