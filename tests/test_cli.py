@@ -582,7 +582,9 @@ def test_version():
 def test_an_error_of_the_program(tmp_path):
     done = program("describe", tmp_path / "nothing")
     assert done.returncode == 1 and done.stdout == ""
-    assert done.stderr.startswith("keras-vit: error: No such file") and done.stderr.count("\n") == 1
+    # TensorFlow may have written its own lines before.
+    assert done.stderr.splitlines()[-1].startswith("keras-vit: error: No such file")
+    assert "Traceback" not in done.stderr
 
 
 def test_a_closed_pipe_is_no_error(timm):
@@ -601,7 +603,8 @@ def test_a_closed_pipe_is_no_error(timm):
         )
     finally:
         os.close(writing)
-    assert done.returncode == 141 and done.stderr == ""
+    assert done.returncode == 141
+    assert "Traceback" not in done.stderr and "Broken" not in done.stderr
 
 
 def test_the_script():
