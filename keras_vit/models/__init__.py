@@ -7,6 +7,7 @@ from keras_vit.models.checkpoints import (
     from_checkpoint,
     to_checkpoint,
 )
+from keras_vit.models.class_names import decode_predictions
 from keras_vit.models.loading import load_model
 from keras_vit.models.resnet import BiTResNet
 from keras_vit.models.surgery import replace_head, resize
@@ -17,6 +18,7 @@ __all__ = [
     "VisionTransformer",
     "convert_checkpoint",
     "create_model",
+    "decode_predictions",
     "from_checkpoint",
     "list_pretrained",
     "load_model",
