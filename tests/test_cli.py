@@ -296,9 +296,9 @@ def write_random(path, config, name):
     """A file of random numbers, without a model."""
     from keras_vit.checkpoints import writing
     from keras_vit.checkpoints.shapes import weight_shapes
-    from keras_vit.models.checkpoints import _complete
+    from keras_vit.models.file_config import complete
 
-    full = _complete(config)
+    full = complete(config)
     shapes = weight_shapes(full)
     writing.write(
         full, lambda variable: harness.noise(shapes[variable], variable), path, format=name

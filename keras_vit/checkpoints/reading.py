@@ -30,12 +30,14 @@ class Weights:
             over or misshapen.
 
     Attributes:
+        path: the file or directory, for messages.
         report: what does not fit.
         paths: the variables that can be read.
     """
 
     def __init__(self, store: Store, found: Found, config: Config, skip: Iterable[str] = ()):
         self._store, self._found, self.config = store, found, dict(config)
+        self.path = store.path
         self.skip = _any_of(skip)
         rows = DIALECTS[found.dialect].rows(config, found.layout)
         bindings, homeless = bind(weight_shapes(config), rows, config, found.zeros)

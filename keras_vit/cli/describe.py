@@ -71,7 +71,7 @@ def describe(path: Path, image_size, arguments: dict[str, Any]) -> dict[str, Any
     from keras_vit.checkpoints.reading import Weights
     from keras_vit.checkpoints.report import Report
     from keras_vit.checkpoints.shapes import weight_shapes
-    from keras_vit.models.checkpoints import config_of
+    from keras_vit.models.file_config import config_of
 
     shape = None if image_size is None else (*image_size, 3)
     with open_checkpoint(path) as store:

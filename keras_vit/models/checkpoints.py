@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import os
-import re
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -14,26 +12,17 @@ import numpy as np
 
 from keras_vit import _checks
 from keras_vit.checkpoints import formats, reading, writing
-from keras_vit.checkpoints.adapt import METHODS, resample_patch_kernel, resample_positions
-from keras_vit.checkpoints.dialect import Found, Hints
+from keras_vit.checkpoints.dialect import Hints
 from keras_vit.checkpoints.errors import CheckpointError
 from keras_vit.checkpoints.files import open_checkpoint
-from keras_vit.checkpoints.fitting import Fitted, fit, target_of
-from keras_vit.checkpoints.shapes import Config, grid_shape, is_bit, weight_shapes
-from keras_vit.checkpoints.store import Store
-from keras_vit.models import resnet, vit_config
+from keras_vit.checkpoints.shapes import is_bit, weight_shapes
 from keras_vit.models.base import FlatModel
 from keras_vit.models.download import resolve_source
-from keras_vit.models.resnet import BiTResNet
-from keras_vit.models.surgery import HEAD_LAYERS
-from keras_vit.models.vit import VisionTransformer
+from keras_vit.models.file_config import class_of, config_of
+from keras_vit.models.filling import fill, variables_of
 
 # Stands for "as in the file", where None means something else.
 AS_IN_FILE: Any = "as in the file"
-
-_POSITIONS = "patch_encoder/position_embedding/embedding"
-_KERNEL = "patch_encoder/projection/kernel"
-_NOT_IN_FILE = ("dtype", "name", "trainable", "frozen_layers")
 
 
 def from_checkpoint(
@@ -103,8 +92,11 @@ def from_checkpoint(
             if is_bit(config):
                 raise ValueError("A BiT ResNet has no patches. Leave `patch_size` out.")
             changes["patch_size"] = patch_size
-        model = _class_of(config)(**{**found.config, **changes})
-        _load(model, store, found, config, skip, resampling)
+        # The file is compared before anything is built: damaged shapes build giants.
+        weights = reading.Weights(store, found, config, skip)
+        weights.report.raise_unless_clean(store.path)
+        model = class_of(config)(**{**found.config, **changes})
+        fill(model, weights, resampling or found.resampling, stream=True)
     return model
 
 
@@ -135,7 +127,9 @@ def load_checkpoint(
                 f"{store.path} holds a {'BiT ResNet' if is_bit(config) else 'Vision Transformer'}, "
                 f"and the model is a {type(model).__name__}. Build it by from_checkpoint."
             )
-        _load(model, store, found, config, skip, resampling, stream=False)
+        weights = reading.Weights(store, found, config, skip)
+        weights.report.raise_unless_clean(store.path)
+        fill(model, weights, resampling or found.resampling, stream=False)
 
 
 def to_checkpoint(
@@ -171,7 +165,7 @@ def to_checkpoint(
             f"Received: model of type {type(model).__name__}"
         )
     config = dict(model.flat_config)
-    variables = _variables(model)
+    variables = variables_of(model)
     names = None if class_names is None else tuple(class_names)
     if names is not None and len(names) != config["num_classes"]:
         raise CheckpointError(
@@ -186,163 +180,6 @@ def to_checkpoint(
         dtype=dtype,
         class_names=names,
     )
-
-
-def config_of(found: Found, arguments: Mapping[str, Any], store: Store) -> dict[str, Any]:
-    """The checked config of the model in a file.
-
-    Args:
-        found: what `formats.detect` made of the file.
-        arguments: what the caller knows better.
-        store: for messages.
-
-    Raises:
-        CheckpointError: if the file contradicts itself.
-        ValueError: if the caller's arguments are out of range.
-    """
-    given = {key: value for key, value in arguments.items() if key not in _NOT_IN_FILE}
-    try:
-        _complete({**found.config, "include_rescaling": False})
-    except (ValueError, TypeError) as error:
-        raise CheckpointError(f"{store.path} holds a model that cannot be: {error}") from error
-    return _complete({**found.config, **given})
-
-
-def _complete(config: dict[str, Any]) -> dict[str, Any]:
-    """Adds the defaults of the model's class, and checks everything."""
-    kind = _class_of(config)
-    parameters = inspect.signature(kind.__init__).parameters.items()
-    defaults = {name: p.default for name, p in parameters if p.default is not p.empty}
-    unknown = config.keys() - defaults.keys()
-    if unknown:
-        raise ValueError(
-            f"Unknown arguments {sorted(unknown)}. Expected some of {sorted(defaults)}"
-        )
-    config = {k: v for k, v in {**defaults, **config}.items() if k not in _NOT_IN_FILE}
-    return resnet.resolve(config) if is_bit(config) else vit_config.resolve(config)
-
-
-def _class_of(config: Config) -> type[FlatModel]:
-    return BiTResNet if is_bit(config) else VisionTransformer
-
-
-def _variables(model: FlatModel) -> dict[str, Any]:
-    """Weights by path, without the states of random layers."""
-    return {v.path: v for v in model.weights if "seed_generator" not in v.path}
-
-
-def _load(
-    model: FlatModel,
-    store: Store,
-    found: Found,
-    config: Config,
-    skip,
-    resampling: str | None,
-    stream: bool = True,
-) -> None:
-    """Checks all names and shapes, then assigns; `stream` reads and assigns one by one."""
-    weights = reading.Weights(store, found, config, skip)
-    weights.report.raise_unless_clean(store.path)
-    now = model.flat_config
-    fitted = fit(config, weights.read, target_of(now), f"The model of {store.path}")
-    adapt = _adaptation(fitted.config, now, resampling or found.resampling)
-    variables, fresh = _variables(model), _fresh(fitted.config, now)
-    plan = _plan(store, fitted.config, now, variables, fresh, re.compile(weights.skip))
-    values = ((variables[path], adapt(path, _read(fitted, path))) for path in plan)
-    for variable, value in values if stream else list(values):
-        if value is not None:
-            variable.assign(value)
-    model.source = weights.source()
-    _tell(store, fitted.config, now, fresh, fitted.differences, weights.not_finite)
-
-
-def _plan(store, config: Config, now: Config, variables, fresh, excused: re.Pattern) -> list[str]:
-    """The variables to load.
-
-    Raises:
-        CheckpointError: listing what file and model do not have in common.
-    """
-    keys = ("image_shape", "patch_size")
-    shapes = weight_shapes({**config, **{key: now[key] for key in keys if key in config}})
-    shapes = {path: shape for path, shape in shapes.items() if path.split("/")[0] not in fresh}
-    ours = {
-        path: tuple(variable.shape)
-        for path, variable in variables.items()
-        if path.split("/")[0] not in fresh
-    }
-    faults = [
-        f"{path}: {shapes.get(path, 'nothing')} in the file, {ours.get(path, 'nothing')} here"
-        for path in sorted(shapes.keys() | ours.keys())
-        if shapes.get(path) != ours.get(path) and not excused.search(path)
-    ]
-    if faults:
-        more = [f"and {len(faults) - 10} more"] if len(faults) > 10 else []
-        raise CheckpointError(
-            f"{store.path} does not fit the model:\n  "
-            + "\n  ".join(faults[:10] + more)
-            + "\nBuild the model that the file holds by from_checkpoint, or excuse names by a "
-            "pattern in `skip`."
-        )
-    return [path for path in ours if shapes.get(path) == ours[path]]
-
-
-def _read(fitted: Fitted, path: str) -> np.ndarray | None:
-    """A value, or `None` for what `skip` excuses and the file does not have."""
-    try:
-        return fitted.get(path)
-    except KeyError:
-        return None
-
-
-def _fresh(config: Config, now: Config) -> tuple[str, ...]:
-    """The layers of a head that is not the file's: they stay as the model made them."""
-    if config["num_classes"] == now["num_classes"]:
-        return ()
-    same = config.get("representation_size") == now.get("representation_size")
-    return ("head", "head_dist") if same else HEAD_LAYERS
-
-
-def _adaptation(config: Config, now: Config, method: str):
-    """A function from path and value to the value at the model's image and patch size."""
-    if is_bit(config):
-        return lambda path, value: value
-    if method not in METHODS:
-        raise ValueError(
-            f"`resampling` must be one of {tuple(METHODS)}. Received: resampling={method!r}"
-        )
-    old_grid, new_grid = grid_shape(config), grid_shape(now)
-    old_patch, new_patch = config["patch_size"], now["patch_size"]
-
-    def adapt(path: str, value: np.ndarray | None) -> np.ndarray | None:
-        if value is not None and path == _POSITIONS:
-            return resample_positions(value, old_grid, new_grid, method)
-        if value is not None and path == _KERNEL and old_patch != new_patch:
-            channels = len(value) // (old_patch[0] * old_patch[1])
-            return resample_patch_kernel(value, old_patch, new_patch, channels)
-        return value
-
-    return adapt
-
-
-def _tell(store, config: Config, now: Config, fresh, differences, not_finite) -> None:
-    """Warns of what is not as in the file."""
-    notices = []
-    if fresh and now["num_classes"] is not None:
-        notices.append(
-            f"the head is fresh: {now['num_classes']} classes, in the file {config['num_classes']}"
-        )
-    if not is_bit(config) and config["position_embedding"] == "learned":
-        old, new = grid_shape(config), grid_shape(now)
-        if old != new:
-            notices.append(f"positions were resampled from a grid of {old} to {new} patches")
-    if not is_bit(config) and config["patch_size"] != now["patch_size"]:
-        notices.append(f"the projection was resampled to patches of {now['patch_size']}")
-    if differences:
-        notices.append(f"the model has {', '.join(differences)} in the file")
-    if not_finite:
-        notices.append(f"values are NaN or infinite in {', '.join(not_finite[:5])}")
-    if notices:
-        warnings.warn(f"{store.path}: {'; '.join(notices)}", stacklevel=4)
 
 
 def convert_checkpoint(

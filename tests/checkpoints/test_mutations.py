@@ -14,7 +14,7 @@ from keras_vit.checkpoints import CheckpointError, formats
 from keras_vit.checkpoints.files import open_checkpoint
 from keras_vit.checkpoints.reading import Weights
 from keras_vit.checkpoints.store import Entry, Store
-from keras_vit.models.checkpoints import config_of
+from keras_vit.models.file_config import config_of
 
 pytestmark = needs_fixtures
 

@@ -168,9 +168,7 @@ def test_into_a_model_that_exists(directory, model):
 
 def test_into_a_model_with_another_head_and_size(directory, model):
     other = keras_vit.VisionTransformer(**{**VIT, "image_shape": (32, 32, 3), "num_classes": 3})
-    with pytest.warns(
-        UserWarning, match=r"head is fresh: 3 .* of \(2, 3\) to \(4, 4\)"
-    ):
+    with pytest.warns(UserWarning, match=r"head is fresh: 3 .* of \(2, 3\) to \(4, 4\)"):
         other.load_checkpoint(directory)
     expected = weights(model)
     for path, value in weights(other).items():
@@ -285,7 +283,9 @@ def test_documents_that_cannot_be(key, value, match, directory):
         keras_vit.from_checkpoint(directory)
 
 
-@pytest.mark.parametrize("value", ["[]", "{", '{"norm_epsilon": -1}', '{"num_heads": 7}', '{"hidden_dim": 9}'])
+@pytest.mark.parametrize(
+    "value", ["[]", "{", '{"norm_epsilon": -1}', '{"num_heads": 7}', '{"hidden_dim": 9}']
+)
 def test_notes_that_cannot_be(value, directory):
     path = directory / "model.safetensors"
     with open_checkpoint(path) as store:
