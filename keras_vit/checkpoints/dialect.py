@@ -231,6 +231,13 @@ def num_heads(width: int, stated: Any, hints: Hints, store: Store) -> int:
     return heads
 
 
+def assumed_heads(width: int, stated: Any, hints: Hints) -> tuple[str, ...]:
+    """What to tell where `num_heads` takes the usual number."""
+    if hints.num_heads or stated:
+        return ()
+    return (f"attention heads: those usual for tokens of width {width}",)
+
+
 def image_size(
     patches: int, cell: Sequence[int], hints: Hints, store: Store, stated: Any = None
 ) -> tuple[int, int]:

@@ -187,7 +187,10 @@ def describe(store: Store, hints: Hints) -> Found:
         ignored=_IGNORED,
         resampling=resampling,
         class_names=dialect.class_names(sidecar.get("id2label")),
-        assumed=() if sidecar else (f"no config.json: {kind}, epsilon {usual_epsilon}",),
+        assumed=(
+            *(() if sidecar else (f"no config.json: {kind}, epsilon {usual_epsilon}",)),
+            *dialect.assumed_heads(kernel[0], sidecar.get("num_attention_heads"), hints),
+        ),
     )
 
 

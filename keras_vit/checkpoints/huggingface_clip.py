@@ -141,7 +141,10 @@ def describe(store: Store, hints: Hints) -> Found:
         # The other tower, temperatures, and the buffer of older files.
         ignored=rf"text_model\..*|text_projection\..*|logit_(scale|bias)|{tower}.*\.position_ids",
         resampling="bicubic",
-        assumed=() if sidecar else (f"no config.json: {usual[0]}, epsilon {usual[1]}",),
+        assumed=(
+            *(() if sidecar else (f"no config.json: {usual[0]}, epsilon {usual[1]}",)),
+            *dialect.assumed_heads(kernel[0], sidecar.get("num_attention_heads"), hints),
+        ),
     )
 
 

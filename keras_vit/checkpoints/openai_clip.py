@@ -73,7 +73,10 @@ def _describe(store: Store, hints: Hints) -> Found:
         # The text tower lies at the top.
         ignored=r"(?!visual\.).*",
         resampling="bicubic_antialias",
-        assumed=("QuickGELU as in OpenAI's models; LAION's take activation='gelu'",),
+        assumed=(
+            "QuickGELU as in OpenAI's models; LAION's take activation='gelu'",
+            *dialect.assumed_heads(kernel[0], None, hints),
+        ),
     )
 
 

@@ -124,7 +124,11 @@ def _describe(name: str, store: Store, hints: Hints) -> Found:
     cell = (patch[0] * stride, patch[1] * stride)
     grids = () if stated is None else _grids(stated, cell, store)
     own_entries = bool(prefix and rows) and _has_entries(
-        rows, prefix, grids, arguments, bool(registers) or architecture.startswith("deit3")
+        rows,
+        prefix,
+        grids,
+        arguments,
+        name == "timm" and (bool(registers) or architecture.startswith("deit3")),
     )
     patches = rows - prefix * own_entries
     if has("pos_embed"):
@@ -149,6 +153,7 @@ def _describe(name: str, store: Store, hints: Hints) -> Found:
             "and timm's the patches alone unless config.json says pool_include_prefix."
         )
     classes = store.entries.get("head.weight")
+    stated_heads = arguments.get("num_heads") or known["num_heads"]
     return Found(
         name,
         {
@@ -156,9 +161,7 @@ def _describe(name: str, store: Store, hints: Hints) -> Found:
             "patch_size": patch,
             "hidden_dim": width,
             "num_layers": dialect.count(store, r"blocks\.(\d+)\."),
-            "num_heads": dialect.num_heads(
-                width, arguments.get("num_heads") or known["num_heads"], hints, store
-            ),
+            "num_heads": dialect.num_heads(width, stated_heads, hints, store),
             "mlp_dim": fc2,
             "num_classes": None if classes is None else classes.shape[0],
             "pooling": pooling,
@@ -184,7 +187,10 @@ def _describe(name: str, store: Store, hints: Hints) -> Found:
         {**names, "architecture": architecture},
         ignored=r"mask_token",
         resampling="bicubic" if name == "dinov2" else "bicubic_antialias",
-        assumed=() if architecture else ("no config.json: GELU by erf unless it is gated",),
+        assumed=(
+            *(() if architecture else ("no config.json: GELU by erf unless it is gated",)),
+            *dialect.assumed_heads(width, stated_heads, hints),
+        ),
     )
 
 

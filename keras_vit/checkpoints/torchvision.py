@@ -66,6 +66,7 @@ def _describe(store: Store, hints: Hints) -> Found:
         },
         {"mlp": [fc1, fc2]},
         resampling="bicubic_align_corners",
+        assumed=dialect.assumed_heads(kernel[0], None, hints),
     )
 
 
