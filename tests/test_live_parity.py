@@ -1,38 +1,37 @@
-"""Models of timm, transformers and torchvision themselves, with random weights, there and back.
+"""Models of transformers and torchvision themselves, there and back; see `live`."""
 
-Each library saves as it does, and loads what we wrote by its own functions. Outputs are of size
-one (their standard deviation is checked), and may differ by `TOLERANCE` of the largest.
-"""
-
-import contextlib
 import json
-import tempfile
-import warnings
-from pathlib import Path
 
-import harness
 import numpy as np
 import pytest
+from live import (
+    PLAIN,
+    assert_close,
+    assert_same_state,
+    images_for,
+    keeper,
+    ours,
+    randomize,
+    randomize_ours,
+    temporary,
+    their_warnings,
+    theirs,
+)
 
 import keras_vit
-from keras_vit.checkpoints import CheckpointError
-
-torch = pytest.importorskip("torch")
-TOLERANCE = 1e-4
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
 def folder():
-    """Full-size models are not kept for three more runs."""
-    with tempfile.TemporaryDirectory() as path:
-        yield Path(path)
+    with temporary() as path:
+        yield path
 
 
 @pytest.fixture
-def timm():
-    return pytest.importorskip("timm")
+def record(request, record_property):
+    return keeper(request, record_property)
 
 
 @pytest.fixture
@@ -42,277 +41,6 @@ def transformers():
     found.utils.logging.disable_progress_bar()
     return found
 
-
-@contextlib.contextmanager
-def their_warnings():
-    """What a library warns of inside itself is its own business."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
-def randomize(module):
-    """No parameter keeps a zero or a one, and tokens stay of size one."""
-    generator = torch.Generator().manual_seed(1)
-
-    def normal(like, scale):
-        return scale * torch.randn(like.shape, generator=generator)
-
-    def uniform(like, low, high):
-        return low + (high - low) * torch.rand(like.shape, generator=generator)
-
-    with torch.no_grad():
-        for name, parameter in module.named_parameters():
-            words = name.lower()
-            if any(word in words for word in ("token", "class_emb", "pos", "latent", "probe")):
-                parameter.copy_(normal(parameter, 0.7))
-            elif "gamma" in words or "lambda" in words:
-                parameter.copy_(uniform(parameter, 0.2, 0.9))
-            elif parameter.ndim > 1:
-                parameter.copy_(normal(parameter, parameter[0].numel() ** -0.5))
-            elif "norm" in words or ".ln" in words:
-                weight = words.endswith("weight")
-                parameter.copy_(uniform(parameter, 0.6, 1.4) if weight else normal(parameter, 0.2))
-            else:
-                parameter.copy_(normal(parameter, 0.2))
-    return module.eval()
-
-
-def randomize_ours(model):
-    """The same for a model of ours."""
-    generator = np.random.default_rng(2)
-    for variable in model.weights:
-        if "seed_generator" in variable.path:
-            continue
-        shape, leaf = variable.shape, variable.path.rsplit("/", 1)[-1]
-        value = generator.normal(size=shape)
-        if leaf == "gamma":
-            value = generator.uniform(0.5, 1.4, shape)
-        elif leaf == "kernel":
-            value *= np.prod(shape[:-1]) ** -0.5
-        else:
-            value *= 0.2 if leaf in ("bias", "beta") else 0.7
-        variable.assign(value.astype("float32"))
-    return model
-
-
-def images_for(config, count=2):
-    shape = (count, *config["image_shape"])
-    return np.random.default_rng(3).normal(size=shape).astype("float32")
-
-
-def ours(model, images):
-    return harness.numpy(model.predict_on_batch(images))
-
-
-def theirs(module, images, output=None):
-    with torch.no_grad(), their_warnings():
-        result = module.eval()(torch.from_numpy(np.moveaxis(images, -1, 1).copy()))
-    return (result if output is None else getattr(result, output)).numpy()
-
-
-def assert_close(actual, expected, record, name):
-    assert actual.shape == expected.shape
-    assert 0.2 < expected.std() < 5
-    difference = float(np.abs(actual - expected).max() / np.abs(expected).max())
-    record(name, difference)
-    assert difference <= TOLERANCE
-
-
-def assert_same_state(actual, expected):
-    assert actual.keys() == expected.keys()
-    for name, value in expected.items():
-        assert torch.equal(actual[name], value), name
-
-
-@pytest.fixture
-def record(request, record_property):
-    """Keeps the largest difference; `-rA` shows it."""
-
-    def keep(name, difference):
-        record_property(name, difference)
-        print(f"{request.node.name}: {name} {difference:.1e}")
-
-    return keep
-
-
-# timm.
-
-
-def save_timm(timm, module, path):
-    """What `push_to_hf_hub` pushes."""
-    with their_warnings():
-        timm.models.save_for_hf(module, path, safe_serialization=True)
-
-
-def load_timm(timm, path):
-    with their_warnings():
-        return timm.create_model(f"local-dir:{path}", pretrained=True)
-
-
-TIMM = {
-    "vit_tiny_patch16_224": {},
-    "vit_base_r50_s16_224": {},
-    "vit_small_r26_s32_224": {"img_size": 96, "num_classes": 11, "depth": 3},
-    "vit_tiny_r_s16_p8_224": {"img_size": 64, "num_classes": 11, "depth": 3},
-    "deit_tiny_distilled_patch16_224": {},
-    "deit3_small_patch16_224": {"depth": 3},
-    "vit_small_patch14_reg4_dinov2": {"img_size": 224},
-    "vit_giant_patch14_reg4_dinov2": {
-        "img_size": 56, "num_classes": 11, "embed_dim": 96, "depth": 2, "num_heads": 4,
-    },
-    "vit_base_patch16_siglip_224": {},
-    "vit_base_patch16_siglip_gap_224": {"depth": 2, "num_classes": 11},
-    "vit_base_patch32_siglip_256": {"depth": 2, "num_classes": 11},
-    "vit_base_patch16_clip_224": {},
-    "vit_base_patch16_clip_quickgelu_224": {"num_classes": 512},
-    "vit_medium_patch16_reg4_gap_256": {"depth": 3},
-    "vit_base_patch16_gap_224": {"depth": 2},
-}  # fmt: skip
-# Arguments of `create_model` that change what arrays mean.
-TIMM_ARGUMENTS = {
-    "registers_with_positions": {"reg_tokens": 3},
-    "registers_without_positions": {"reg_tokens": 3, "no_embed_class": True},
-    "registers_without_class_token": {
-        "reg_tokens": 3, "class_token": False, "global_pool": "avg",
-    },
-    "norm_after_token": {"fc_norm": True},
-    "norm_before_mean": {"fc_norm": False, "global_pool": "avg"},
-    "mean_of_all": {"global_pool": "avg", "pool_include_prefix": True},
-    "map_of_all": {"global_pool": "map", "pool_include_prefix": True, "reg_tokens": 2},
-    "tokens": {"global_pool": "", "num_classes": 0},
-    "qk_norm_layer_scale": {"qk_norm": True, "init_values": 0.1, "qkv_bias": False},
-    "gelu_tanh": {"act_layer": "gelu_tanh"},
-    "wide_image": {"img_size": (32, 64)},
-    "gray": {"in_chans": 1},
-}  # fmt: skip
-SMALL_TIMM = {
-    "img_size": 48, "patch_size": 16, "embed_dim": 64, "depth": 2, "num_heads": 2, "num_classes": 7,
-}  # fmt: skip
-
-
-def there_and_back_by_timm(timm, module, folder, record):
-    randomize(module)
-    save_timm(timm, module, folder / "theirs")
-    model = keras_vit.from_checkpoint(folder / "theirs", include_rescaling=False)
-    images = images_for(model.get_config())
-    expected = theirs(module, images)
-    assert_close(ours(model, images), expected, record, "theirs to ours")
-    keras_vit.to_checkpoint(model, folder / "ours", format="timm")
-    again = load_timm(timm, folder / "ours")
-    assert_close(theirs(again, images), expected, record, "ours to theirs")
-    return model, again
-
-
-@pytest.mark.parametrize("name", TIMM)
-def test_timm(name, timm, folder, record):
-    module = timm.create_model(name, **TIMM[name])
-    _, again = there_and_back_by_timm(timm, module, folder, record)
-    assert_same_state(again.state_dict(), module.state_dict())
-
-
-@pytest.mark.parametrize("name", TIMM_ARGUMENTS)
-def test_timm_arguments(name, timm, folder, record):
-    arguments = {**SMALL_TIMM, **TIMM_ARGUMENTS[name]}
-    module = timm.create_model("vit_base_patch16_224", **arguments)
-    there_and_back_by_timm(timm, module, folder, record)
-
-
-def test_timm_attention_pooling_of_patches_alone(timm, folder):
-    module = timm.create_model("vit_base_patch16_224", **SMALL_TIMM, global_pool="map")
-    save_timm(timm, module, folder / "theirs")
-    with pytest.raises(CheckpointError, match="timm's the patches alone"):
-        keras_vit.from_checkpoint(folder / "theirs")
-
-
-PLAIN = {
-    "image_shape": (48, 48, 3), "patch_size": 16, "hidden_dim": 64, "num_layers": 2, "num_heads": 2,
-    "mlp_dim": 128, "num_classes": 7, "activation": "gelu",
-}  # fmt: skip
-BORN_FOR_TIMM = {
-    "registers": {"num_registers": 3},
-    "registers_gap": {"num_registers": 3, "pooling": "gap"},
-    "swiglu": {"activation": "swiglu", "num_registers": 2, "layer_scale_init": 0.1},
-    "swiglu_odd": {"activation": "swiglu", "hidden_dim": 66, "mlp_dim": 57},
-    "quick_gelu": {"activation": "quick_gelu"},
-    "google": {"activation": "gelu_tanh"},
-    "clip": {"pre_norm": True, "head_bias": False, "norm_epsilon": 1e-5},
-    "map": {"pooling": "map"},
-    "map_token": {"pooling": "map", "class_token": True},
-    "mean": {"pooling": "mean", "class_token": True},
-    "gap_norm_after": {"pooling": "gap", "norm_after_pooling": True},
-    "gap": {"pooling": "gap"},
-    "token_norm_after": {"norm_after_pooling": True},
-    "sincos": {"position_embedding": "sincos2d"},
-    "two_heads": {"distillation": "head"},
-    "features": {"num_classes": None},
-    "tokens": {"num_classes": None, "pooling": None, "class_token": True},
-    "qk_norm": {"qk_norm": True, "qkv_bias": False},
-    "odd_mlp": {"hidden_dim": 98, "mlp_dim": 97},
-    "oblong": {"image_shape": (32, 48, 1), "patch_size": (16, 8)},
-}  # fmt: skip
-
-
-def to_timm(timm, model, folder, record):
-    randomize_ours(model)
-    images = images_for(model.get_config())
-    keras_vit.to_checkpoint(model, folder / "ours", format="timm")
-    module = load_timm(timm, folder / "ours")
-    assert_close(theirs(module, images), ours(model, images), record, "ours to theirs")
-    return module
-
-
-@pytest.mark.parametrize("name", BORN_FOR_TIMM)
-def test_born_here_to_timm(name, timm, folder, record):
-    arguments = {**PLAIN, **BORN_FOR_TIMM[name]}
-    model = keras_vit.VisionTransformer(**arguments, include_rescaling=False)
-    to_timm(timm, model, folder, record)
-
-
-def test_variants_to_timm(timm, folder, record):
-    to_timm(timm, keras_vit.ViTTi16(num_classes=7, include_rescaling=False), folder, record)
-
-
-@pytest.mark.parametrize("variant", ("R26ViTS32", "RViTTi16"))
-def test_hybrids_to_timm(variant, timm, folder, record):
-    """GroupNorm's epsilon is in timm's code alone; how weights are standardised, too."""
-    config = getattr(keras_vit, variant)(num_classes=7, image_shape=(96, 96, 3)).get_config()
-    config["stem"] |= {"std_conv_mode": "variance", "std_conv_epsilon": 1e-8}
-    model = keras_vit.VisionTransformer.from_config({**config, "include_rescaling": False})
-    randomize_ours(model)
-    with pytest.warns(UserWarning, match="timm's own code runs this file with stem="):
-        keras_vit.to_checkpoint(model, folder / "ours", format="timm")
-    module, images = load_timm(timm, folder / "ours"), images_for(model.get_config())
-    for part in module.modules():
-        if isinstance(part, torch.nn.GroupNorm):
-            part.eps = config["stem"]["group_norm_epsilon"]
-    assert_close(theirs(module, images), ours(model, images), record, "ours to theirs")
-
-
-def test_what_timm_runs_otherwise(timm, folder, record):
-    """Epsilons are in timm's code alone: a warning, and no difference once they are set."""
-    model = keras_vit.VisionTransformer(**PLAIN, norm_epsilon=1e-2, include_rescaling=False)
-    randomize_ours(model)
-    with pytest.warns(UserWarning, match="timm's own code runs this file with norm_epsilon=1e-06"):
-        keras_vit.to_checkpoint(model, folder / "ours", format="timm")
-    module, images = load_timm(timm, folder / "ours"), images_for(model.get_config())
-    for part in module.modules():
-        if isinstance(part, torch.nn.LayerNorm):
-            part.eps = 1e-2
-    assert_close(theirs(module, images), ours(model, images), record, "ours to theirs")
-
-
-def test_stem_that_timm_has_not(timm, folder):
-    model = keras_vit.VisionTransformer(
-        **{**PLAIN, "patch_size": 1, "stem": {"block_counts": (1, 1), "width": 32}}
-    )
-    with pytest.warns(UserWarning) as caught:
-        keras_vit.to_checkpoint(model, folder / "ours", format="timm")
-    assert any("no architecture with this ResNet stem" in str(w.message) for w in caught)
-    assert [path.name for path in (folder / "ours").iterdir()] == ["model.safetensors"]
-
-
-# transformers.
 
 SMALL_BERT = {
     "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 48,
