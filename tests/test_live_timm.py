@@ -205,3 +205,20 @@ def test_stem_that_timm_has_not(timm, folder):
         keras_vit.to_checkpoint(model, folder / "ours", format="timm")
     assert any("no architecture with this ResNet stem" in str(w.message) for w in caught)
     assert [path.name for path in (folder / "ours").iterdir()] == ["model.safetensors"]
+
+
+def test_norms_behind_attention(timm, folder):
+    """The names are those of a plain model."""
+    save_timm(timm, timm.create_model("vit_base_patch16_rpn_224", depth=1), folder / "theirs")
+    with pytest.raises(CheckpointError, match="rpn_224 normalises behind attention"):
+        keras_vit.from_checkpoint(folder / "theirs")
+
+
+def test_pixels_that_no_patch_reads(timm, folder, record):
+    arguments = {**SMALL_TIMM, "img_size": 55}
+    module = randomize(timm.create_model("vit_base_patch16_224", **arguments))
+    save_timm(timm, module, folder / "theirs")
+    model = keras_vit.from_checkpoint(folder / "theirs", include_rescaling=False)
+    assert model.get_config()["image_shape"] == (48, 48, 3)
+    images = np.random.default_rng(5).normal(size=(2, 55, 55, 3)).astype("float32")
+    assert_close(ours(model, images[:, :48, :48]), theirs(module, images), record, "cut")
