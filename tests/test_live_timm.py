@@ -1,5 +1,6 @@
 """Models of timm itself, there and back; see `live`."""
 
+import numpy as np
 import pytest
 from live import (
     PLAIN,
