@@ -63,10 +63,18 @@ class Hints:
     Attributes:
         image_shape: `(height, width, channels)` wanted, or `None`.
         num_heads: or `None`.
+        pixels: whether they say how pixels are scaled, so that the file need not.
     """
 
     image_shape: Shape | None = None
     num_heads: int | None = None
+    pixels: bool = False
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any]) -> Hints:
+        """What arguments of a model say."""
+        scaled = "pixel_range" in arguments or arguments.get("include_rescaling") is False
+        return cls(arguments.get("image_shape"), arguments.get("num_heads"), scaled)
 
 
 @dataclass(frozen=True)
@@ -286,7 +294,7 @@ def pair(value: Any, name: str, store: Store) -> tuple[int, int]:
     return sides[0], sides[1]
 
 
-def pixel_range(mean: Any, store: Store, default: str) -> str:
+def pixel_range(mean: Any, store: Store, default: str, hints: Hints) -> str:
     """The pixel range that a mean stands for; `default` without one.
 
     Raises:
@@ -298,6 +306,8 @@ def pixel_range(mean: Any, store: Store, default: str) -> str:
         key = tuple(round(float(value), 3) for value in mean)
     except (TypeError, ValueError):
         key = ()
+    if key not in _MEANS and hints.pixels:
+        return default
     if key not in _MEANS:
         raise CheckpointError(
             f"{store.path}: its documents give a pixel mean that is none of {list(_MEANS)}. "

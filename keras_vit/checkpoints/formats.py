@@ -41,6 +41,7 @@ def detect(store: Store, hints: Hints | None = None) -> Found:
         # The caller's may be the size that is wanted, not the file's.
         stored.get("image_shape") or hints.image_shape,
         hints.num_heads or stored.get("num_heads"),
+        hints.pixels or "pixel_range" in stored,
     )
     try:
         description = found.describe(store, hints)

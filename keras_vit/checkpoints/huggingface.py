@@ -181,7 +181,7 @@ def describe(store: Store, hints: Hints) -> Found:
             "norm_epsilon": epsilon(sidecar, usual_epsilon, store),
             "qkv_bias": has(f"{block}.attention.attention.query.bias"),
             "layer_scale_init": 1.0 if has(f"{block}.layer_scale1.lambda1") else None,
-            "pixel_range": _pixels(store, usual_pixels),
+            "pixel_range": _pixels(store, usual_pixels, hints),
         },
         {"prefix": prefix, "model_type": kind},
         ignored=_IGNORED,
@@ -194,9 +194,9 @@ def describe(store: Store, hints: Hints) -> Found:
     )
 
 
-def _pixels(store: Store, usual: str) -> str:
+def _pixels(store: Store, usual: str, hints: Hints) -> str:
     mean = dialect.document(store, "preprocessor_config.json").get("image_mean")
-    return dialect.pixel_range(mean, store, usual)
+    return dialect.pixel_range(mean, store, usual, hints)
 
 
 def _channels(store: Store, prefix: str, stem, kernel) -> int:

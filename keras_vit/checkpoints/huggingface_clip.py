@@ -135,7 +135,7 @@ def describe(store: Store, hints: Hints) -> Found:
             "pre_norm": clip,
             "norm_after_pooling": clip,
             "head_bias": False,
-            "pixel_range": dialect.pixel_range(mean, store, usual[2]),
+            "pixel_range": dialect.pixel_range(mean, store, usual[2], hints),
         },
         {"prefix": prefix, "model_type": _CLIP[0] if clip else _SIGLIP[0]},
         # The other tower, temperatures, and the buffer of older files.

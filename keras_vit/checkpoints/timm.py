@@ -182,7 +182,7 @@ def _describe(name: str, store: Store, hints: Hints) -> Found:
             "pre_norm": has("norm_pre.weight"),
             "norm_after_pooling": has("fc_norm.weight"),
             "layer_scale_init": 1.0 if has("blocks.0.ls1.gamma") else None,
-            "pixel_range": _pixels(store, published, name),
+            "pixel_range": _pixels(store, published, name, hints),
         },
         {**names, "architecture": architecture},
         ignored=r"mask_token",
@@ -269,7 +269,7 @@ def _stem(store: Store) -> dict[str, Any] | None:
     return {"block_counts": counts, "width": width, **dialect.TORCH_STEM}
 
 
-def _pixels(store: Store, published: Mapping[str, Any], name: str) -> str:
+def _pixels(store: Store, published: Mapping[str, Any], name: str, hints: Hints) -> str:
     """From `pretrained_cfg`, or as models with these arrays are usually trained."""
     usual = "inception"
     if name == "dinov2" or "blocks.0.ls1.gamma" in store.entries or "dist_token" in store.entries:
@@ -279,7 +279,7 @@ def _pixels(store: Store, published: Mapping[str, Any], name: str) -> str:
     mean = published.get("mean")
     if isinstance(mean, list) and len(mean) == 1:
         mean = mean * 3  # gray images
-    return dialect.pixel_range(mean, store, usual)
+    return dialect.pixel_range(mean, store, usual, hints)
 
 
 # Writing.

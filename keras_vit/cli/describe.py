@@ -75,7 +75,7 @@ def describe(path: Path, image_size, arguments: dict[str, Any]) -> dict[str, Any
 
     shape = None if image_size is None else (*image_size, 3)
     with open_checkpoint(path) as store:
-        found = formats.detect(store, Hints(shape, arguments.get("num_heads")))
+        found = formats.detect(store, Hints.of({**arguments, "image_shape": shape}))
         config = config_of(found, arguments, store)
         report, refusal = Report(), ""
         try:

@@ -75,7 +75,7 @@ def from_checkpoint(
         image_shape = _checks.int_tuple("image_shape", image_shape, length=3)
     if num_classes is not AS_IN_FILE and num_classes is not None:
         _checks.positive_int("num_classes", num_classes)
-    hints = Hints(image_shape, arguments.get("num_heads"))
+    hints = Hints.of({**arguments, "image_shape": image_shape})
     with open_checkpoint(resolve_source(source, sha256=sha256)) as store:
         found = formats.detect(store, hints)
         config = config_of(found, arguments, store)
@@ -120,7 +120,7 @@ def load_checkpoint(
     current = model.flat_config
     with open_checkpoint(resolve_source(source)) as store:
         # The shape helps where the file does not say how its patches lie.
-        found = formats.detect(store, Hints(current["image_shape"], current.get("num_heads")))
+        found = formats.detect(store, Hints.of(current))
         config = config_of(found, {}, store)
         if is_bit(config) != is_bit(current):
             raise CheckpointError(
@@ -158,6 +158,7 @@ def to_checkpoint(
 
     A model that came from a file of the same project is written in that file's own layout. Where
     the project's code would run another GELU, epsilon or pixel range, a warning says so.
+    transformers' `ViTModel` of a model without a head wants `add_pooling_layer=False`.
     """
     if not isinstance(model, FlatModel):
         raise ValueError(
@@ -211,7 +212,7 @@ def convert_checkpoint(
         CheckpointError: as `from_checkpoint` and `to_checkpoint`; `path` is then as it was.
         ValueError: on arguments out of range.
     """
-    hints = Hints(arguments.get("image_shape"), arguments.get("num_heads"))
+    hints = Hints.of(arguments)
     with open_checkpoint(resolve_source(source, sha256=sha256)) as store:
         found = formats.detect(store, hints)
         config = config_of(found, arguments, store)

@@ -54,7 +54,7 @@ def load(path, entries, documents, arguments, metadata):
         metadata,
         documents,
     )
-    hints = formats.Hints(arguments.get("image_shape"), arguments.get("num_heads"))
+    hints = formats.Hints.of(arguments)
     found = formats.detect(store, hints)
     weights = Weights(store, found, config_of(found, {}, store))
     weights.report.raise_unless_clean(path)

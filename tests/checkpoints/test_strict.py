@@ -283,6 +283,22 @@ def test_documents_that_cannot_be(key, value, match, directory):
         keras_vit.from_checkpoint(directory)
 
 
+def test_pixels_that_are_none_of_ours(directory, model):
+    """The advice of the message works."""
+    with open_checkpoint(directory) as store:
+        arrays = {name: store.read(name) for name in store.entries}
+    entries = {name: Entry(array.shape) for name, array in arrays.items()}
+    write_safetensors(directory / "model.safetensors", entries, arrays.__getitem__)
+    path = directory / "config.json"
+    document = json.loads(path.read_text())
+    document["pretrained_cfg"]["mean"] = [0.1, 0.2, 0.3]
+    path.write_text(json.dumps(document))
+    with pytest.raises(CheckpointError, match="Pass pixel_range=..., or include_rescaling=False"):
+        keras_vit.from_checkpoint(directory)
+    for arguments in ({"pixel_range": "unit"}, {"include_rescaling": False}):
+        same_weights(keras_vit.from_checkpoint(directory, **arguments), weights(model))
+
+
 @pytest.mark.parametrize(
     "value", ["[]", "{", '{"norm_epsilon": -1}', '{"num_heads": 7}', '{"hidden_dim": 9}']
 )
