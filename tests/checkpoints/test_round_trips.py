@@ -27,7 +27,8 @@ BY_CASE = pytest.mark.parametrize("reference", CASES, ids=str)
 pytestmark = needs_fixtures
 
 
-@functools.cache
+# A case goes through all formats one after the other; compiled models are large under JAX.
+@functools.lru_cache(maxsize=4)
 def loaded(reference: Case):
     """The model of a case, and its outputs."""
     model = reference.build()
