@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -35,10 +35,10 @@ class Weights:
         paths: the variables that can be read.
     """
 
-    def __init__(self, store: Store, found: Found, config: Config, skip: Iterable[str] = ()):
+    def __init__(self, store: Store, found: Found, config: Config, skip: Iterable[str] | str = ()):
         self._store, self._found, self.config = store, found, dict(config)
         self.path = store.path
-        self.skip = _any_of(skip)
+        self.skip = _excuses(skip)
         rows = DIALECTS[found.dialect].rows(config, found.layout)
         bindings, homeless = bind(weight_shapes(config), rows, config, found.zeros)
         if homeless:
@@ -83,13 +83,15 @@ class Weights:
         )
 
 
-def _any_of(patterns: Iterable[str] | str) -> str:
-    patterns = [patterns] if isinstance(patterns, str) else list(patterns)
-    for pattern in patterns:
-        try:
-            re.compile(pattern)
-        except (re.error, TypeError) as error:
-            raise CheckpointError(
-                f"`skip` must be regular expressions ({error}). Received: {pattern!r}"
-            ) from error
-    return "|".join(f"(?:{pattern})" for pattern in patterns) or r"(?!)"
+def _excuses(patterns: Iterable[str] | str) -> Callable[[str], bool]:
+    """Whether one of the patterns is found in a name."""
+    try:
+        patterns = [patterns] if isinstance(patterns, str) else list(patterns)
+        compiled = [re.compile(pattern) for pattern in patterns]
+        for pattern in compiled:
+            pattern.search("")  # one of bytes compiles, and fails here
+    except (re.error, TypeError) as error:
+        raise CheckpointError(
+            f"`skip` must be one regular expression or several ({error}). Received: {patterns!r}"
+        ) from error
+    return lambda name: any(pattern.search(name) for pattern in compiled)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from keras_vit.checkpoints.errors import CheckpointError
@@ -57,7 +57,10 @@ class Report:
 
 
 def compare(
-    store: Store, bindings: Iterable[Binding], ignored: str = r"(?!)", skip: str = r"(?!)"
+    store: Store,
+    bindings: Iterable[Binding],
+    ignored: str = r"(?!)",
+    skip: Callable[[str], bool] = lambda name: False,
 ) -> Report:
     """Compares a file's header with what a model needs.
 
@@ -65,9 +68,8 @@ def compare(
         store: the open checkpoint.
         bindings: the model's variables.
         ignored: pattern of names, in full, that serve something else.
-        skip: pattern, found anywhere in their name or ours, of what is excused.
+        skip: whether a name, theirs or ours, is excused.
     """
-    excused = re.compile(skip)
     owners: dict[str, list[str]] = {}
     cut: set[str] = set()
     bindings = list(bindings)
@@ -79,7 +81,7 @@ def compare(
     wanted = expected(bindings)
     missing, misshapen = [], []
     for name, shape in wanted.items():
-        if excused.search(name) or all(excused.search(path) for path in owners[name]):
+        if skip(name) or all(skip(path) for path in owners[name]):
             continue
         entry = store.entries.get(name)
         if entry is None:
@@ -94,7 +96,7 @@ def compare(
     unused = [
         f"{name} {store.entries[name].shape}"
         for name in left
-        if name not in known and not excused.search(name)
+        if name not in known and not skip(name)
     ]
     return Report(tuple(missing), tuple(unused), tuple(misshapen), tuple(known))
 

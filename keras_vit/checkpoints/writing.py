@@ -15,7 +15,7 @@ import numpy as np
 from keras_vit._atomic import umask
 from keras_vit.checkpoints.dialect import Dialect, Source, to_metadata
 from keras_vit.checkpoints.errors import CheckpointError
-from keras_vit.checkpoints.files import ARRAYS, write_documents
+from keras_vit.checkpoints.files import ARRAYS, INDEX, write_documents
 from keras_vit.checkpoints.fitting import Get, fit
 from keras_vit.checkpoints.formats import format_of
 from keras_vit.checkpoints.npz import write_npz
@@ -55,7 +55,9 @@ def write(
         CheckpointError: if the format cannot hold the model, or path or dtype are wrong.
     """
     dialect = format_of(format)
-    path = Path(path)
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+        raise CheckpointError(f"`path` must name a file or directory. Received: path={path!r}")
+    path = Path(os.fsdecode(path))
     if dtype not in FLOATS:
         raise CheckpointError(f"`dtype` must be one of {FLOATS}. Received: dtype={dtype!r}")
     _check_path(path, dialect)
@@ -104,6 +106,11 @@ def _check_path(path: Path, dialect: Dialect) -> None:
         wanted_parent = path.parent
         if path.exists() and not path.is_dir():
             raise CheckpointError(f"{path} is a file; the format {dialect.name!r} is a directory.")
+        if (path / INDEX).exists():
+            raise CheckpointError(
+                f"{path} holds a model in several files, which would stay beside the new one: "
+                "name another directory."
+            )
     else:
         shapes = [] if dialect.directory else [f"a file ending in {suffix!r}"]
         shapes += ["a directory"] if folder_allowed else []
@@ -127,16 +134,20 @@ def _write(path: Path, dialect: Dialect, entries, produce, config, layout, names
 
 def _write_directory(path: Path, documents: Mapping[str, Any], entries, produce, metadata) -> None:
     """A new directory appears whole; in one that is there, each file is replaced whole."""
-    partial = (
-        path if path.exists() else Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
-    )
+    partial = path
     try:
+        if not path.exists():
+            partial = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
         write_safetensors(partial / ARRAYS, entries, produce, metadata)
         write_documents(partial, documents)
         if partial is not path:
             os.chmod(partial, 0o777 & ~umask())
             os.replace(partial, path)
-    except BaseException:
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} cannot be written ({error}). It needs a directory that may be written to, "
+            "and no other process that makes the same one."
+        ) from error
+    finally:
         if partial is not path:
             shutil.rmtree(partial, ignore_errors=True)
-        raise

@@ -117,6 +117,7 @@ def load_checkpoint(
     Raises:
         CheckpointError: if the file is damaged, of no known kind, or does not fit.
     """
+    _check_model(model)
     current = model.flat_config
     with open_checkpoint(resolve_source(source)) as store:
         # The shape helps where the file does not say how its patches lie.
@@ -160,18 +161,10 @@ def to_checkpoint(
     the project's code would run another GELU, epsilon or pixel range, a warning says so.
     transformers' `ViTModel` of a model without a head wants `add_pooling_layer=False`.
     """
-    if not isinstance(model, FlatModel):
-        raise ValueError(
-            "`model` must be a keras_vit VisionTransformer or BiTResNet. "
-            f"Received: model of type {type(model).__name__}"
-        )
+    _check_model(model)
     config = dict(model.flat_config)
     variables = variables_of(model)
-    names = None if class_names is None else tuple(class_names)
-    if names is not None and len(names) != config["num_classes"]:
-        raise CheckpointError(
-            f"`class_names` must name {config['num_classes']} classes. Received: {len(names)}"
-        )
+    names = None if class_names is None else _checked_names(class_names, config["num_classes"])
     writing.write(
         config,
         lambda path: keras.ops.convert_to_numpy(variables[path]).astype("float32", copy=False),
@@ -181,6 +174,26 @@ def to_checkpoint(
         dtype=dtype,
         class_names=names,
     )
+
+
+def _check_model(model) -> None:
+    if not isinstance(model, FlatModel):
+        raise ValueError(
+            "`model` must be a keras_vit VisionTransformer or BiTResNet. "
+            f"Received: model of type {type(model).__name__}"
+        )
+
+
+def _checked_names(class_names, count: int | None) -> tuple[str, ...]:
+    # A string is a sequence of strings too, and never meant as one.
+    several = isinstance(class_names, Iterable) and not isinstance(class_names, str | bytes)
+    names = tuple(class_names) if several else ()
+    if len(names) != count or not all(isinstance(name, str) for name in names):
+        raise CheckpointError(
+            f"`class_names` must name {count} classes. Received: {len(names)} of "
+            f"{type(class_names).__name__}"
+        )
+    return names
 
 
 def convert_checkpoint(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,7 @@ def fill(model: FlatModel, weights: Weights, resampling: str, *, stream: bool) -
     fitted = fit(weights.config, weights.read, target_of(now), f"The model of {path}")
     adapt = _adaptation(fitted.config, now, resampling)
     variables, fresh = variables_of(model), _fresh(fitted.config, now)
-    plan = _plan(path, fitted.config, now, variables, fresh, re.compile(weights.skip))
+    plan = _plan(path, fitted.config, now, variables, fresh, weights.skip)
     values = ((variables[name], adapt(name, _read(fitted, name))) for name in plan)
     for variable, value in values if stream else list(values):
         if value is not None:
@@ -55,14 +55,19 @@ def variables_of(model: FlatModel) -> dict[str, Any]:
     return {v.path: v for v in model.weights if "seed_generator" not in v.path}
 
 
-def _plan(file, config: Config, now: Config, variables, fresh, excused: re.Pattern) -> list[str]:
+def _plan(
+    file, config: Config, now: Config, variables, fresh, excused: Callable[[str], bool]
+) -> list[str]:
     """The variables to load.
 
     Raises:
         CheckpointError: listing what file and model do not have in common.
     """
-    keys = ("image_shape", "patch_size")
-    shapes = weight_shapes({**config, **{key: now[key] for key in keys if key in config}})
+    # Size and patch are resampled, channels are not.
+    adapted = {"image_shape": (*now["image_shape"][:2], config["image_shape"][2])}
+    if not is_bit(config):
+        adapted["patch_size"] = now["patch_size"]
+    shapes = weight_shapes({**config, **adapted})
     shapes = {path: shape for path, shape in shapes.items() if path.split("/")[0] not in fresh}
     ours = {
         path: tuple(variable.shape)
@@ -72,7 +77,7 @@ def _plan(file, config: Config, now: Config, variables, fresh, excused: re.Patte
     faults = [
         f"{path}: {shapes.get(path, 'nothing')} in the file, {ours.get(path, 'nothing')} here"
         for path in sorted(shapes.keys() | ours.keys())
-        if shapes.get(path) != ours.get(path) and not excused.search(path)
+        if shapes.get(path) != ours.get(path) and not excused(path)
     ]
     if faults:
         more = [f"and {len(faults) - 10} more"] if len(faults) > 10 else []
@@ -128,7 +133,7 @@ def _tell(file, config: Config, now: Config, fresh, differences, not_finite) -> 
     notices = []
     if fresh and now["num_classes"] is not None:
         notices.append(
-            f"the head is fresh: {now['num_classes']} classes, in the file {config['num_classes']}"
+            f"the head is not the file's: {now['num_classes']} classes, in the file {config['num_classes']}"
         )
     if not is_bit(config) and config["position_embedding"] == "learned":
         old, new = grid_shape(config), grid_shape(now)

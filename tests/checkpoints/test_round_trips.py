@@ -190,7 +190,7 @@ def test_other_dtypes(dtype, tmp_path):
 def test_fine_tuned_and_back(tmp_path):
     """A new head, trained, goes back to timm with the rest of the model."""
     reference = case("timm/vit_token")
-    with pytest.warns(UserWarning, match="the head is fresh: 3 classes, in the file 10"):
+    with pytest.warns(UserWarning, match="the head is not the file's: 3 classes, in the file 10"):
         model = reference.build(num_classes=3)
     assert not np.any(harness.numpy(model.get_layer("head").kernel))
     images = np.random.default_rng(0).uniform(-1, 1, (6, 32, 32, 3)).astype("float32")

@@ -119,8 +119,12 @@ def test_excused(directory, model):
         else:
             # What matches, and is there and fits, is loaded all the same.
             np.testing.assert_array_equal(value, expected[path], err_msg=path)
-    with pytest.raises(CheckpointError, match="`skip` must be regular expressions"):
-        keras_vit.from_checkpoint(directory, skip="(")
+    # Each pattern for itself: flags and groups of one do not meet the other's.
+    patterns = ["(?i)MORE", r"(?P<n>blocks)", r"(?P<n>encoder_block_1)"]
+    assert keras_vit.from_checkpoint(directory, skip=patterns).source is not None
+    for skip in ("(", 3, [b"more"], [None]):
+        with pytest.raises(CheckpointError, match="`skip` must be one regular expression"):
+            keras_vit.from_checkpoint(directory, skip=skip)
 
 
 def test_not_finite(directory):
@@ -168,13 +172,13 @@ def test_into_a_model_that_exists(directory, model):
 
 def test_into_a_model_with_another_head_and_size(directory, model):
     other = keras_vit.VisionTransformer(**{**VIT, "image_shape": (32, 32, 3), "num_classes": 3})
-    with pytest.warns(UserWarning, match=r"head is fresh: 3 .* of \(2, 3\) to \(4, 4\)"):
+    with pytest.warns(UserWarning, match=r"head is not the file's: 3 .* of \(2, 3\) to \(4, 4\)"):
         other.load_checkpoint(directory)
     expected = weights(model)
     for path, value in weights(other).items():
         if "head" not in path and "position" not in path:
             np.testing.assert_array_equal(value, expected[path], err_msg=path)
-    with pytest.warns(UserWarning, match="head is fresh"):
+    with pytest.warns(UserWarning, match="head is not the file's"):
         built = keras_vit.from_checkpoint(directory, image_shape=(32, 32, 3), num_classes=3)
     same_weights(built, weights(other))
 
@@ -314,6 +318,39 @@ def test_notes_that_cannot_be(value, directory):
     else:
         with pytest.raises(CheckpointError):
             keras_vit.from_checkpoint(directory)
+
+
+def test_arguments_of_another_type(directory, model, tmp_path):
+    for source in (None, 3, b"x", ""):
+        with pytest.raises(CheckpointError, match="Received: "):
+            keras_vit.from_checkpoint(source)
+    for path in (None, 3, b"x.npz", ""):
+        with pytest.raises(CheckpointError, match="`path` must name"):
+            keras_vit.to_checkpoint(model, path, format="google")
+    for names in ("abcde", b"abcde", 5, [1, 2, 3, 4, 5], [b"a"] * 5):
+        with pytest.raises(CheckpointError, match="must name 5 classes"):
+            keras_vit.to_checkpoint(model, tmp_path / "x", format="timm", class_names=names)
+    assert not (tmp_path / "x").exists()
+    with pytest.raises(ValueError, match="`model` must be a keras_vit"):
+        keras_vit.models.checkpoints.load_checkpoint("model", directory)
+
+
+@pytest.mark.parametrize("channels", [1, 4])
+def test_other_channels(channels, directory):
+    """Found before anything is assigned."""
+    other = keras_vit.VisionTransformer(**{**VIT, "image_shape": (16, 24, channels)})
+    before = weights(other)
+    with pytest.raises(CheckpointError, match="patch_encoder/projection/kernel: .* in the file"):
+        other.load_checkpoint(directory)
+    same_weights(other, before)
+    with pytest.raises(CheckpointError, match="patch_encoder/projection/kernel: .* in the file"):
+        keras_vit.from_checkpoint(directory, image_shape=(16, 24, channels))
+
+
+def test_beside_another_model_s_shards(model, tmp_path):
+    (tmp_path / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="in several files.*another directory"):
+        keras_vit.to_checkpoint(model, tmp_path, format="timm")
 
 
 def test_arguments_out_of_range(directory):
