@@ -187,8 +187,8 @@ def _check_model(model) -> None:
 def _checked_names(class_names, count: int | None) -> tuple[str, ...]:
     # A string is a sequence of strings too, and never meant as one.
     several = isinstance(class_names, Iterable) and not isinstance(class_names, str | bytes)
-    names = tuple(class_names) if several else ()
-    if len(names) != count or not all(isinstance(name, str) for name in names):
+    names = tuple(name for name in (class_names if several else ()) if isinstance(name, str))
+    if len(names) != count:
         raise CheckpointError(
             f"`class_names` must name {count} classes. Received: {len(names)} of "
             f"{type(class_names).__name__}"

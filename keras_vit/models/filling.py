@@ -133,7 +133,8 @@ def _tell(file, config: Config, now: Config, fresh, differences, not_finite) -> 
     notices = []
     if fresh and now["num_classes"] is not None:
         notices.append(
-            f"the head is not the file's: {now['num_classes']} classes, in the file {config['num_classes']}"
+            f"the head is not the file's: {now['num_classes']} classes, in the file "
+            f"{config['num_classes']}"
         )
     if not is_bit(config) and config["position_embedding"] == "learned":
         old, new = grid_shape(config), grid_shape(now)

