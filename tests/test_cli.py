@@ -485,7 +485,7 @@ def test_a_file_can_replace_itself(timm, tmp_path):
         ("timm", "no/a.npz", ("--to", "google"), "Make it first"),
         ("timm", "a", ("--to", "torchvision"), "no images but square ones"),
         ("timm", "a", ("--to", "timm", "--set", "depth=3"), "Unknown arguments"),
-        ("timm", "a", ("--to", "timm", "--skip", "("), "--skip must be regular expressions"),
+        ("timm", "a", ("--to", "timm", "--skip", "("), "--skip must be one regular expression"),
         ("timm", "a", ("--to", "timm", "--set", "num_heads=7"), "num_heads"),
         ("saved", "a", ("--to", "timm", "--num-heads", 5), "leave out --num-heads"),
         ("__file__", "a", ("--to", "timm"), "cannot be loaded"),
