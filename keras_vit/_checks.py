@@ -25,6 +25,13 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
+def number(name: str, value: Any) -> float:
+    """Returns `value` as a float; a ValueError unless it is a finite number."""
+    if not _is_number(value) or not abs(value) < float("inf"):
+        raise ValueError(f"`{name}` must be a number. Received: {name}={value!r}")
+    return float(value)
+
+
 def rate(name: str, value: Any) -> float:
     """Returns `value` as a float; a ValueError unless it lies in [0, 1)."""
     if not _is_number(value) or not 0.0 <= value < 1.0:

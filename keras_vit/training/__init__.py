@@ -1,0 +1,1 @@
+"""Training: recipes, optimizers, and runs that survive being killed."""
