@@ -65,7 +65,7 @@ class Recipe:
         representation_size: width of the Dense-tanh before the head; `None`: as the model has it.
         pooling: of the model; `None`: as the model has it.
         position_embedding: of the model; `None`: as the model has it.
-        head_bias: initial value of the head's bias; `None`: as it is.
+        initial_head_bias: initial value of the head's bias; `None`: as it is.
         train_blocks: last blocks that are trained, with the head; `None`: everything is, 0: the
             head alone.
         lora_rank: rank of low-rank updates; then only these and the head are trained.
@@ -113,7 +113,7 @@ class Recipe:
     representation_size: int | None = None
     pooling: str | None = None
     position_embedding: str | None = None
-    head_bias: float | None = None
+    initial_head_bias: float | None = None
     train_blocks: int | None = None
     lora_rank: int | None = None
     distillation: str | None = None
@@ -290,7 +290,7 @@ _FIELDS: dict[str, Callable[[str, Any], Any]] = {
     "representation_size": _checks.positive_int,
     "pooling": _text,
     "position_embedding": _text,
-    "head_bias": _checks.number,
+    "initial_head_bias": _checks.number,
     "train_blocks": _checks.non_negative_int,
     "lora_rank": _checks.positive_int,
     "distillation": _choice(DISTILLATIONS),
@@ -309,7 +309,7 @@ _AUGREG = Recipe(
     weight_decay=0.1,  # big_vision's 1e-4 at a peak of 1e-3
     clip_norm=1.0,
     loss="sigmoid",
-    head_bias=-6.9,
+    initial_head_bias=-6.9,
     image_size=224,
     evaluation="resize_small",
 )
@@ -334,7 +334,7 @@ _PAPER = Recipe(
     warmup_steps=10_000,
     weight_decay=0.03,
     loss="sigmoid",
-    head_bias=-10.0,
+    initial_head_bias=-10.0,
     image_size=224,
     dropout_rate=0.1,
     representation_size=768,
@@ -391,7 +391,7 @@ _ALL = (
         weight_decay=0.3,
         clip_norm=1.0,
         loss="softmax",
-        head_bias=None,
+        initial_head_bias=None,
     ),
     *(
         _AUGREG.replace(name=f"augreg_{level}", mixup=mixup, randaugment=randaugment)

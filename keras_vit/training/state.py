@@ -1,0 +1,202 @@
+"""The whole state of a run in one file: weights, optimizer, metrics, random numbers, position.
+
+A safetensors file with a JSON note, so that nothing is unpickled; it appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_vit.checkpoints.errors import CheckpointError
+from keras_vit.checkpoints.safetensors import open_safetensors, write_safetensors
+from keras_vit.checkpoints.store import Entry
+
+_NOTE = "keras_vit_run"
+_FILE = "step-{step:09d}.safetensors"
+_PATTERN = re.compile(r"step-(\d{9,})\.safetensors")
+
+
+def _variables(model: keras.Model) -> Iterator[tuple[str, Any]]:
+    """(name, variable) of everything that a step changes; numbers keep names apart."""
+    groups = {
+        # Random states are among the layers' variables.
+        "model": model.variables,
+        "optimizer": model.optimizer.variables,
+        "metrics": model.metrics_variables,
+    }
+    seen: set[int] = set()
+    for group, variables in groups.items():
+        for index, variable in enumerate(variables):
+            # A Keras model counts its optimizer's and metrics' variables in, or not.
+            if id(variable) not in seen:
+                seen.add(id(variable))
+                path = getattr(variable, "path", variable.name)
+                # Automatic names count up in a process, so that the next one has others.
+                yield f"{group}/{index:05d}/{re.sub(r'_[0-9]+(?=/|$)', '', path)}", variable
+
+
+def save_state(path: Path, model: keras.Model, note: Mapping[str, Any]) -> None:
+    """Writes the state of a compiled and built model.
+
+    Args:
+        path: file to write.
+        model: the model, with its optimizer and metrics.
+        note: what else the run needs to go on, as JSON values.
+
+    Raises:
+        CheckpointError: if the file cannot be written.
+    """
+    arrays = {
+        name: keras.ops.convert_to_numpy(variable.value) for name, variable in _variables(model)
+    }
+    arrays |= _random_arrays()
+    text = json.dumps({**note, "python_random": random.getstate()})
+    entries = {name: Entry(array.shape, array.dtype.name) for name, array in arrays.items()}
+    write_safetensors(path, entries, arrays.__getitem__, {_NOTE: text})
+
+
+def load_state(path: Path, model: keras.Model) -> dict[str, Any]:
+    """Restores what `save_state` wrote, bit for bit; everything is checked before it is touched.
+
+    Args:
+        path: the file.
+        model: a model of the same architecture, compiled and built the same way.
+
+    Returns:
+        The note.
+
+    Raises:
+        CheckpointError: if the file is damaged, or belongs to another model or optimizer.
+    """
+    with open_safetensors(path) as store:
+        note = read_note(path, store.metadata)
+        variables = dict(_variables(model))
+        expected = variables.keys() | _random_arrays().keys()
+        if store.entries.keys() != expected:
+            missing = sorted(expected - store.entries.keys())
+            unknown = sorted(store.entries.keys() - expected)
+            raise CheckpointError(
+                f"{path} is of another model, optimizer or backend: it lacks {missing[:5]}, and "
+                f"has {unknown[:5]} that this run does not know."
+            )
+        for name, variable in variables.items():
+            if store.entries[name].shape != tuple(variable.shape):
+                raise CheckpointError(
+                    f"{path}: {name} has shape {store.entries[name].shape}. "
+                    f"Expected: {tuple(variable.shape)}"
+                )
+        arrays = {name: store.read(name) for name in store.entries}
+    for name, variable in variables.items():
+        variable.assign(arrays[name])
+    _restore_random(arrays)
+    version, internal, gauss = note.pop("python_random")
+    random.setstate((version, tuple(internal), gauss))
+    return note
+
+
+def read_note(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
+    """The note of a state file, from its metadata.
+
+    Raises:
+        CheckpointError: if there is none.
+    """
+    try:
+        note = json.loads(metadata[_NOTE])
+    except (KeyError, ValueError) as error:
+        raise CheckpointError(f"{path} is no state of a training run: it has no note.") from error
+    return note
+
+
+def _random_arrays() -> dict[str, np.ndarray]:
+    """States of generators outside the model, which dropout (PyTorch) and users' code draw from."""
+    kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
+    state = np.array([*keys, position, has_gauss], "uint64")
+    found = {
+        "random/numpy": state,
+        "random/numpy_gauss": np.array([gauss], "float64"),
+    }
+    if keras.backend.backend() == "torch":
+        import torch
+
+        found["random/torch"] = torch.get_rng_state().numpy()
+        for index in range(torch.cuda.device_count()):
+            found[f"random/cuda_{index}"] = torch.cuda.get_rng_state(index).cpu().numpy()
+    return found
+
+
+def _restore_random(arrays: Mapping[str, np.ndarray]) -> None:
+    *keys, position, has_gauss = arrays["random/numpy"].tolist()
+    gauss = float(arrays["random/numpy_gauss"][0])
+    np.random.set_state(("MT19937", np.array(keys, "uint32"), position, has_gauss, gauss))
+    if keras.backend.backend() == "torch":
+        import torch
+
+        torch.set_rng_state(torch.from_numpy(arrays["random/torch"].copy()))
+        for index in range(torch.cuda.device_count()):
+            torch.cuda.set_rng_state(torch.from_numpy(arrays[f"random/cuda_{index}"].copy()), index)
+
+
+class Checkpoints:
+    """The rotating state files of a run.
+
+    Args:
+        folder: where they lie; made if it is not there.
+        keep: files to keep.
+    """
+
+    def __init__(self, folder: Path, keep: int = 2):
+        self.folder = folder
+        self.keep = keep
+        folder.mkdir(parents=True, exist_ok=True)
+        self._remove_leftovers()
+
+    def _remove_leftovers(self) -> None:
+        """Removes what a killed process left half-written under a temporary name."""
+        for path in self.folder.glob(".step-*.safetensors"):
+            path.unlink(missing_ok=True)
+
+    def paths(self) -> list[Path]:
+        """The files, newest first."""
+        found = [path for path in self.folder.iterdir() if _PATTERN.fullmatch(path.name)]
+        return sorted(found, key=lambda path: int(path.stem.partition("-")[2]), reverse=True)
+
+    def save(self, model: keras.Model, step: int, note: Mapping[str, Any]) -> None:
+        """Saves the state after `step` updates, and removes the oldest files."""
+        save_state(self.folder / _FILE.format(step=step), model, {**note, "step": step})
+        for path in self.paths()[self.keep :]:
+            path.unlink(missing_ok=True)
+
+    def load_newest(self, model: keras.Model) -> dict[str, Any] | None:
+        """Restores the newest file that is sound.
+
+        Returns:
+            Its note; `None` if there is no file.
+
+        Raises:
+            CheckpointError: if there are files and none can be loaded.
+        """
+        problems = []
+        for path in self.paths():
+            try:
+                note = load_state(path, model)
+            except CheckpointError as error:
+                problems.append(str(error))
+                continue
+            if problems:
+                warnings.warn(f"Went back to {path}: {'; '.join(problems)}", stacklevel=2)
+            return note
+        if problems:
+            raise CheckpointError(
+                f"No state in {self.folder} can be loaded; start anew with another output "
+                f"directory. {'; '.join(problems)}"
+            )
+        return None
