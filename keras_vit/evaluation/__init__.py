@@ -1,0 +1,20 @@
+"""Measuring models: predictions and their metrics, k-NN, few-shot probe, VTAB-style runs."""
+
+from keras_vit.evaluation.features import extract_features
+from keras_vit.evaluation.few_shot import LinearProbe, ProbeResult, few_shot_probe, fit_probe
+from keras_vit.evaluation.metrics import ClassRow, Evaluation, metrics
+from keras_vit.evaluation.neighbours import knn
+from keras_vit.evaluation.prediction import predict_all
+
+__all__ = [
+    "ClassRow",
+    "Evaluation",
+    "LinearProbe",
+    "ProbeResult",
+    "extract_features",
+    "few_shot_probe",
+    "fit_probe",
+    "knn",
+    "metrics",
+    "predict_all",
+]
