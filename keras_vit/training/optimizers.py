@@ -18,11 +18,26 @@ from keras_vit import _checks
 from keras_vit.training.groups import DECAYED
 
 
-class _Optimizer(keras.optimizers.Optimizer):
+class DecoupledOptimizer(keras.optimizers.Optimizer):
     """What both optimizers share; `_direction` is where they differ.
 
     An update, with gradient g (accumulated, clipped), rate r (schedule times multiplier):
     `w -= r * (direction(g) + weight_decay * w)`.
+
+    Args:
+        learning_rate: float or schedule, such as `WarmupSchedule`.
+        weight_decay: decoupled, times the learning rate (and the variable's multiplier).
+        decayed: regular expression of the paths that decay; kernels by default.
+        multipliers: path of a variable -> factor of its learning rate, see
+            `groups.layer_decay_multipliers`; 1 for others.
+        clip_norm: bound of the global norm of an update's gradient; `None` for none.
+        accumulation_steps: calls an update; gradients are averaged.
+        ema_decay: decay of the weights' average (`averages`); it starts at the weights after the
+            first update and is (1 + t) / (10 + t) while that is less. `None` for no average.
+        name: name of the optimizer.
+
+    Raises:
+        ValueError: on arguments out of range.
     """
 
     slots: tuple[str, ...] = ()
@@ -43,7 +58,9 @@ class _Optimizer(keras.optimizers.Optimizer):
         self.decoupled_weight_decay = _checks.number("weight_decay", weight_decay)
         self.decayed = _pattern(decayed)
         self.multipliers = dict(_rates(multipliers or {}))
-        self.clip_norm = None if clip_norm is None else _checks.positive_float("clip_norm", clip_norm)
+        self.clip_norm = (
+            None if clip_norm is None else _checks.positive_float("clip_norm", clip_norm)
+        )
         self.accumulation_steps = _checks.positive_int("accumulation_steps", accumulation_steps)
         self.ema_decay = None if ema_decay is None else _checks.rate("ema_decay", ema_decay)
 
@@ -160,27 +177,16 @@ class _Optimizer(keras.optimizers.Optimizer):
         }
 
 
-_ARGUMENTS = """
-    Args:
-        learning_rate: float or schedule, such as `WarmupSchedule`.
-        weight_decay: decoupled, times the learning rate (and the variable's multiplier).
-        decayed: regular expression of the paths that decay; kernels by default.
-        multipliers: path of a variable -> factor of its learning rate, see
-            `groups.layer_decay_multipliers`; 1 for others.
-        clip_norm: bound of the global norm of an update's gradient; `None` for none.
-        accumulation_steps: calls an update; gradients are averaged.
-        ema_decay: decay of the weights' average (`averages`); it starts at the weights after the
-            first update and is (1 + t) / (10 + t) while that is less. `None` for no average.
-"""
-
-
 @keras.saving.register_keras_serializable(package="keras_vit")
-class AdamW(_Optimizer):
-    __doc__ = f"""Adam with decoupled weight decay.
-{_ARGUMENTS}        beta_1: decay of the gradients' average.
+class AdamW(DecoupledOptimizer):
+    """Adam with decoupled weight decay.
+
+    Args:
+        learning_rate: float or schedule.
+        beta_1: decay of the gradients' average.
         beta_2: decay of their squares' average.
         epsilon: added to the root of the latter, after the correction of its bias.
-        name: name of the optimizer.
+        **kwargs: of `DecoupledOptimizer`.
 
     Raises:
         ValueError: on arguments out of range.
@@ -214,13 +220,16 @@ class AdamW(_Optimizer):
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
-class SGD(_Optimizer):
-    __doc__ = f"""Gradient descent with momentum: `m = momentum * m + g`, `w -= rate * m`.
+class SGD(DecoupledOptimizer):
+    """Gradient descent with momentum: `m = momentum * m + g`, `w -= rate * m`.
 
     Unlike Keras' SGD, the rate is not folded into `m`: a schedule acts at once, as in the
     official fine-tuning.
-{_ARGUMENTS}        momentum: decay of the gradients' sum; 0 for plain gradient descent.
-        name: name of the optimizer.
+
+    Args:
+        learning_rate: float or schedule.
+        momentum: decay of the gradients' sum; 0 for plain gradient descent.
+        **kwargs: of `DecoupledOptimizer`.
 
     Raises:
         ValueError: on arguments out of range.

@@ -6,7 +6,6 @@ A safetensors file with a JSON note, so that nothing is unpickled; it appears wh
 from __future__ import annotations
 
 import json
-import random
 import re
 import warnings
 from collections.abc import Iterator, Mapping
@@ -14,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 
 from keras_vit.checkpoints.errors import CheckpointError
 from keras_vit.checkpoints.safetensors import open_safetensors, write_safetensors
 from keras_vit.checkpoints.store import Entry
+from keras_vit.training.randomness import random_arrays, restore_random
 
 _NOTE = "keras_vit_run"
 _FILE = "step-{step:09d}.safetensors"
@@ -58,10 +57,9 @@ def save_state(path: Path, model: keras.Model, note: Mapping[str, Any]) -> None:
     arrays = {
         name: keras.ops.convert_to_numpy(variable.value) for name, variable in _variables(model)
     }
-    arrays |= _random_arrays()
-    text = json.dumps({**note, "python_random": random.getstate()})
+    arrays |= random_arrays()
     entries = {name: Entry(array.shape, array.dtype.name) for name, array in arrays.items()}
-    write_safetensors(path, entries, arrays.__getitem__, {_NOTE: text})
+    write_safetensors(path, entries, arrays.__getitem__, {_NOTE: json.dumps(note)})
 
 
 def load_state(path: Path, model: keras.Model) -> dict[str, Any]:
@@ -80,7 +78,7 @@ def load_state(path: Path, model: keras.Model) -> dict[str, Any]:
     with open_safetensors(path) as store:
         note = read_note(path, store.metadata)
         variables = dict(_variables(model))
-        expected = variables.keys() | _random_arrays().keys()
+        expected = variables.keys() | random_arrays().keys()
         if store.entries.keys() != expected:
             missing = sorted(expected - store.entries.keys())
             unknown = sorted(store.entries.keys() - expected)
@@ -97,9 +95,7 @@ def load_state(path: Path, model: keras.Model) -> dict[str, Any]:
         arrays = {name: store.read(name) for name in store.entries}
     for name, variable in variables.items():
         variable.assign(arrays[name])
-    _restore_random(arrays)
-    version, internal, gauss = note.pop("python_random")
-    random.setstate((version, tuple(internal), gauss))
+    restore_random(arrays)
     return note
 
 
@@ -114,35 +110,6 @@ def read_note(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
     except (KeyError, ValueError) as error:
         raise CheckpointError(f"{path} is no state of a training run: it has no note.") from error
     return note
-
-
-def _random_arrays() -> dict[str, np.ndarray]:
-    """States of generators outside the model, which dropout (PyTorch) and users' code draw from."""
-    kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
-    state = np.array([*keys, position, has_gauss], "uint64")
-    found = {
-        "random/numpy": state,
-        "random/numpy_gauss": np.array([gauss], "float64"),
-    }
-    if keras.backend.backend() == "torch":
-        import torch
-
-        found["random/torch"] = torch.get_rng_state().numpy()
-        for index in range(torch.cuda.device_count()):
-            found[f"random/cuda_{index}"] = torch.cuda.get_rng_state(index).cpu().numpy()
-    return found
-
-
-def _restore_random(arrays: Mapping[str, np.ndarray]) -> None:
-    *keys, position, has_gauss = arrays["random/numpy"].tolist()
-    gauss = float(arrays["random/numpy_gauss"][0])
-    np.random.set_state(("MT19937", np.array(keys, "uint32"), position, has_gauss, gauss))
-    if keras.backend.backend() == "torch":
-        import torch
-
-        torch.set_rng_state(torch.from_numpy(arrays["random/torch"].copy()))
-        for index in range(torch.cuda.device_count()):
-            torch.cuda.set_rng_state(torch.from_numpy(arrays[f"random/cuda_{index}"].copy()), index)
 
 
 class Checkpoints:
@@ -170,8 +137,8 @@ class Checkpoints:
         return sorted(found, key=lambda path: int(path.stem.partition("-")[2]), reverse=True)
 
     def save(self, model: keras.Model, step: int, note: Mapping[str, Any]) -> None:
-        """Saves the state after `step` updates, and removes the oldest files."""
-        save_state(self.folder / _FILE.format(step=step), model, {**note, "step": step})
+        """Saves the state after `step` batches, and removes the oldest files."""
+        save_state(self.folder / _FILE.format(step=step), model, note)
         for path in self.paths()[self.keep :]:
             path.unlink(missing_ok=True)
 

@@ -1,0 +1,136 @@
+"""What a run is fed with: batches from any position on, and the names in them."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from keras_vit.recipes import Recipe
+
+
+class Feed(Protocol):
+    """What `train` needs of training data. `SourceFeed` is one, over tf.data; yours may be another.
+
+    Attributes:
+        size: examples.
+        description: one line about the data; a run goes on only with the same.
+    """
+
+    size: int
+    description: str
+
+    def batches(self, start: int, batch_size: int) -> Any:
+        """An endless stream for `fit`, from batch number `start` of the whole run on.
+
+        Images `(batch, height, width, channels)`, pixels 0..255; labels as integers `(batch,)`
+        or as shares `(batch, num_classes)`. Equal calls give equal batches.
+        """
+        ...
+
+    def names_of_batch(self, number: int, batch_size: int) -> list[str]:
+        """Names of the examples of a batch, or an empty list."""
+        ...
+
+    def note(self) -> dict[str, Any]:
+        """What a checkpoint has to hold of the data, as JSON values."""
+        ...
+
+    def restore(self, note: dict[str, Any]) -> None:
+        """Takes the note of a checkpoint."""
+        ...
+
+
+class SourceFeed:
+    """Feeds a run from a source of `keras_vit.data`, augmented as a recipe says.
+
+    Args:
+        source: the source.
+        recipe: the recipe.
+        image_shape: `(height, width, channels)` of the model.
+        num_classes: classes of the model.
+        options: further arguments of `keras_vit.data.Pipeline`, such as `cache`, `transforms`,
+            `on_bad` or `shard`.
+    """
+
+    def __init__(self, source, recipe: Recipe, image_shape, num_classes: int, **options):
+        self.source = source
+        self.recipe = recipe
+        self.size = source.size
+        self.description = source.description
+        self._arguments = {
+            **pipeline_arguments(recipe, image_shape, num_classes),
+            "crop": recipe.crop,
+            "crop_area": recipe.crop_area,
+            "flip": recipe.flip,
+            "randaugment": recipe.randaugment,
+            "erasing": recipe.erasing,
+            "mixup": recipe.mixup,
+            "cutmix": recipe.cutmix,
+            "seed": recipe.seed,
+            **options,
+        }
+        self._known_bad: set[int] = set()
+        self._pipeline: Any = None
+
+    def _make(self, start: int, batch_size: int):
+        from keras_vit.data import Pipeline
+
+        return Pipeline(
+            self.source,
+            training=True,
+            batch_size=batch_size,
+            start_step=start,
+            known_bad=sorted(self._known_bad),
+            **self._arguments,
+        )
+
+    def batches(self, start: int, batch_size: int) -> Any:
+        """See `Feed`."""
+        self._collect()
+        self._pipeline = self._make(start, batch_size)
+        return self._pipeline.dataset
+
+    def names_of_batch(self, number: int, batch_size: int) -> list[str]:
+        """See `Feed`."""
+        self._collect()
+        return self._make(number, batch_size).names_of_batch(number)
+
+    def note(self) -> dict[str, Any]:
+        """See `Feed`: the examples that could not be read."""
+        self._collect()
+        return {"known_bad": sorted(self._known_bad)}
+
+    def restore(self, note: dict[str, Any]) -> None:
+        """See `Feed`."""
+        self._known_bad |= set(note.get("known_bad", ()))
+
+    def bad_report(self) -> str:
+        """The unreadable examples in words; empty if there are none."""
+        return "" if self._pipeline is None else self._pipeline.bad.report()
+
+    def _collect(self) -> None:
+        if self._pipeline is not None:
+            self._known_bad |= {index for index, *_ in self._pipeline.bad.items}
+
+
+def pipeline_arguments(recipe: Recipe, image_shape, num_classes: int) -> dict[str, Any]:
+    """Arguments of `keras_vit.data.Pipeline` that training and evaluation share."""
+    return {
+        "image_size": tuple(image_shape[:2]),
+        "channels": image_shape[2],
+        "num_classes": num_classes,
+        "one_hot": True,
+    }
+
+
+def evaluation_batches(source, recipe: Recipe, image_shape, num_classes, batch_size, **options):
+    """One pass over a source, as a `keras_vit.data.Pipeline`, sized as the recipe says."""
+    from keras_vit.data import Pipeline
+
+    return Pipeline(
+        source,
+        training=False,
+        batch_size=batch_size,
+        crop=recipe.evaluation,
+        **pipeline_arguments(recipe, image_shape, num_classes),
+        **options,
+    )

@@ -1,0 +1,226 @@
+"""`train`: a run from a recipe, in a directory that it can be resumed from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from keras_vit import _checks
+from keras_vit.models.base import FlatModel, default_compilation
+from keras_vit.recipes import Recipe, get_recipe
+from keras_vit.training import directory
+from keras_vit.training.averages import EvaluateAverages, swap_averages
+from keras_vit.training.callbacks import Keeper, Progress, StopOnNonFinite
+from keras_vit.training.compiling import build_state, prepare
+from keras_vit.training.feeds import Feed, SourceFeed, evaluation_batches
+from keras_vit.training.plan import Plan, plan_of, updates_per_epoch
+from keras_vit.training.record import Record
+from keras_vit.training.state import Checkpoints
+
+
+@dataclass
+class Result:
+    """What a run came to.
+
+    Attributes:
+        model: the trained model, on its averaged weights where the recipe averages them, freshly
+            compiled; low-rank updates are merged.
+        history: one row an epoch: epoch, step, loss, accuracy, val_loss, val_accuracy,
+            learning_rate, images_per_second, seconds.
+        folder: the run's directory, or `None`.
+        unreadable: the examples that could not be read, in words.
+    """
+
+    model: FlatModel
+    history: list[dict[str, Any]] = field(default_factory=list)
+    folder: Path | None = None
+    unreadable: str = ""
+
+
+def train(
+    model: FlatModel,
+    data: Any,
+    recipe: str | Recipe = "finetune",
+    output: str | Path | None = None,
+    *,
+    validation: Any = None,
+    teacher: keras.Model | None = None,
+    callbacks: Sequence[keras.callbacks.Callback] = (),
+    checkpoint_minutes: float = 10.0,
+    keep: int = 2,
+    verbose: bool = True,
+    **options,
+) -> Result:
+    """Trains a model by a recipe; with `output`, so that a killed run goes on where it was.
+
+    Weights, order, augmentation and dropout follow from the recipe's seed: seed the model's own
+    initial weights by `set_seed(recipe.seed)` before building it. The same call with the same
+    `output` continues a run that was broken off, or returns what a finished one came to; on one
+    device the losses are those of a run that was never broken off.
+
+    Args:
+        model: `VisionTransformer` or `BiTResNet` with logits. It is trained in place.
+        data: what `keras_vit.data.open_source` takes, a source, or a `Feed`.
+        recipe: name of a recipe, or a `Recipe`.
+        output: directory of the run; `None` to keep everything in memory.
+        validation: as `data`, evaluated after each epoch; with a `Feed`, whatever
+            `validation_data` of `fit` may be. `None` for none.
+        teacher: model that the recipe's `distillation` learns from.
+        callbacks: further Keras callbacks.
+        checkpoint_minutes: minutes after which a state is saved inside of an epoch; one is saved
+            at each epoch's end in any case.
+        keep: states to keep.
+        verbose: whether to show progress.
+        **options: of `keras_vit.data.Pipeline`, such as `cache`, `transforms`, `on_bad`.
+
+    Returns:
+        A `Result`. With `output`, the directory holds `config.json`, `metrics.csv`, `logs/` for
+        TensorBoard, `checkpoints/` and, at the end, `model.keras`.
+
+    Raises:
+        ValueError: if model, recipe, data or directory do not fit each other.
+        NonFiniteLossError: if the loss is no number any more.
+        CheckpointError: if no state of the directory can be loaded.
+    """
+    recipe = get_recipe(recipe)
+    _checks.positive_float("checkpoint_minutes", checkpoint_minutes)
+    _checks.positive_int("keep", keep)
+    _check_teacher(recipe, teacher)
+    feed = _feed(data, recipe, model, options)
+    evaluation = validation
+    if validation is not None and not _is_feed(data):
+        evaluation = _evaluation(validation, recipe, model, options)
+    folder = None if output is None else Path(output).expanduser()
+    if folder is not None:
+        words = getattr(validation, "description", "none" if validation is None else "given")
+        directory.claim(folder, directory.describe_run(model, recipe, feed, words))
+
+    keras.utils.set_random_seed(recipe.seed)
+    trainable = [layer.trainable for layer in model.layers]
+    total = recipe.total_steps(updates_per_epoch(recipe, feed.size))
+    plan = plan_of(recipe, feed.size, prepare(model, recipe, total))
+    trained = _with_teacher(model, recipe, teacher)
+    _build(trained, feed, plan)
+
+    checkpoints = None if folder is None else Checkpoints(folder / "checkpoints", keep)
+    note = (checkpoints and checkpoints.load_newest(trained)) or {"position": 0, "history": []}
+    feed.restore(note)
+    record, position = Record(folder, note["history"]), note["position"]
+    keeper = Keeper(
+        plan, record, checkpoints, position=position, minutes=checkpoint_minutes, note=feed.note
+    )
+    own = [StopOnNonFinite(lambda number: feed.names_of_batch(number, plan.batch_size), position)]
+    own += [EvaluateAverages()] if recipe.ema_decay is not None else []
+    last = [keeper, *([Progress(plan, record, position)] if verbose else [])]
+    _fit(trained, feed, plan, keeper, evaluation, [*own, *callbacks, *last])
+    record.close()
+    if recipe.ema_decay is not None:
+        swap_averages(trained)
+    unreadable = feed.bad_report() if isinstance(feed, SourceFeed) else ""
+    result = Result(_finished(model, recipe, trainable), record.rows, folder, unreadable)
+    if folder is not None:
+        result.model.save(folder / directory.MODEL_FILE)
+        if unreadable:
+            directory.write_text(folder / directory.BAD_FILE, unreadable + "\n")
+    return result
+
+
+def _check_teacher(recipe: Recipe, teacher) -> None:
+    if (recipe.distillation is None) != (teacher is None):
+        raise ValueError(
+            "A `teacher` and a recipe with `distillation` go together. Received: "
+            f"distillation={recipe.distillation!r}, teacher={teacher!r}"
+        )
+
+
+def _feed(data, recipe: Recipe, model: FlatModel, options: dict) -> Feed:
+    if _is_feed(data):
+        if options:
+            raise ValueError(f"A feed makes its own batches. Received: {sorted(options)}")
+        return data
+    from keras_vit.data import open_source
+
+    config = model.flat_config
+    source = open_source(data)
+    return SourceFeed(source, recipe, config["image_shape"], config["num_classes"], **options)
+
+
+def _evaluation(validation, recipe: Recipe, model: FlatModel, options: dict):
+    """`validation_data` for `fit`, from what is a source or names one."""
+    from keras_vit.data import open_source
+
+    config = model.flat_config
+    kept = {name: value for name, value in options.items() if name in ("on_bad", "cache")}
+    pipeline = evaluation_batches(
+        open_source(validation),
+        recipe,
+        config["image_shape"],
+        config["num_classes"],
+        recipe.batch_size // recipe.accumulation_steps,
+        **kept,
+    )
+    return pipeline.dataset
+
+
+def _is_feed(data) -> bool:
+    return hasattr(data, "batches") and hasattr(data, "names_of_batch")
+
+
+def _with_teacher(model: FlatModel, recipe: Recipe, teacher) -> keras.Model:
+    """The model that is fitted."""
+    if teacher is None:
+        return model
+    from keras_vit.training.distillation import Distiller
+
+    distiller = Distiller(
+        model,
+        teacher,
+        kind=recipe.distillation,
+        alpha=recipe.distillation_weight,
+        temperature=recipe.temperature,
+        label_smoothing=recipe.label_smoothing,
+    )
+    distiller.compile(model.optimizer)
+    return distiller
+
+
+def _build(trained: keras.Model, feed: Feed, plan: Plan) -> None:
+    batch = next(iter(feed.batches(0, plan.batch_size)))
+    images, labels = (keras.ops.convert_to_numpy(part) for part in batch[:2])
+    build_state(trained, images, labels)
+
+
+def _fit(trained, feed: Feed, plan: Plan, keeper: Keeper, validation, callbacks) -> None:
+    """Fits from the keeper's position to the end of the plan."""
+    if keeper.position % plan.batches_per_epoch:
+        keeper.metric_values = [
+            keras.ops.convert_to_numpy(variable) for variable in trained.metrics_variables
+        ]
+    for first, end, batches in plan.segments(keeper.position):
+        trained.fit(
+            feed.batches(keeper.position, plan.batch_size),
+            initial_epoch=first,
+            epochs=end,
+            steps_per_epoch=batches,
+            validation_data=validation,
+            callbacks=callbacks,
+            verbose=0,
+        )
+        if trained.stop_training:
+            break
+
+
+def _finished(model: FlatModel, recipe: Recipe, trainable: list[bool]) -> FlatModel:
+    """The model as it goes out: low-rank updates merged, nothing frozen that was not before."""
+    if recipe.lora_rank is not None:
+        from keras_vit.training.lora import merge_lora
+
+        return merge_lora(model)
+    for layer, flag in zip(model.layers, trainable, strict=True):
+        layer.trainable = flag
+    model.compile(**default_compilation(model.flat_config["classifier_activation"]))
+    return model
