@@ -20,6 +20,37 @@ DISTRIBUTION = "keras-vision-transformers"
 BACKENDS = ("tensorflow", "jax", "torch")
 
 
+def runs_command() -> bool:
+    """Whether this process is the command line `keras-vit`, or `python -m keras_vit`.
+
+    It reads its arguments, `--backend` among them, before Keras is imported.
+    """
+    original = sys.orig_argv
+    if sys.argv and sys.argv[0] == "-m":  # as long as Python looks for the module to run
+        return "-m" in original and original[original.index("-m") + 1 :][:1] == ["keras_vit"]
+    return bool(sys.argv) and Path(sys.argv[0]).stem == "keras-vit"
+
+
+def use_backend(name: str | None) -> None:
+    """Has Keras run on the named backend; `None`: as `select_backend` chooses.
+
+    Raises:
+        ImportError: if it is not installed.
+        ValueError: if the name is unknown, or Keras runs on another one already.
+    """
+    if name is not None:
+        if name not in BACKENDS:
+            raise ValueError(f"The backend must be one of {BACKENDS}. Received: {name!r}")
+        keras = sys.modules.get("keras")
+        if keras is not None and keras.backend.backend() != name:
+            raise ValueError(
+                f"Keras runs on {keras.backend.backend()} in this process already; start a new one "
+                f"for {name}."
+            )
+        os.environ["KERAS_BACKEND"] = name
+    select_backend()
+
+
 def select_backend() -> None:
     """Chooses a backend that is installed, where the user has not chosen one.
 

@@ -14,6 +14,9 @@ from typing import Any
 
 from keras_vit import _checks
 
+# Side of pictures where neither recipe nor model says it.
+DEFAULT_SIZE = 224
+
 OPTIMIZERS = ("adamw", "sgd")
 SCHEDULES = ("cosine", "linear", "rsqrt", "constant")
 LOSSES = ("softmax", "sigmoid")
@@ -181,7 +184,9 @@ class Recipe:
 
     def model_arguments(self) -> dict[str, Any]:
         """The arguments of the model that the recipe sets."""
-        return {name: getattr(self, name) for name in MODEL_FIELDS if getattr(self, name) is not None}
+        return {
+            name: getattr(self, name) for name in MODEL_FIELDS if getattr(self, name) is not None
+        }
 
     def total_steps(self, steps_per_epoch: int) -> int:
         """Updates of the whole run, at least 1."""
@@ -229,7 +234,9 @@ def _size(name: str, value: Any) -> int | tuple[int, int]:
 
 def _area(name: str, value: Any) -> tuple[float, float]:
     if not isinstance(value, tuple) or len(value) != 2:
-        raise ValueError(f"`{name}` must be two numbers, least and most. Received: {name}={value!r}")
+        raise ValueError(
+            f"`{name}` must be two numbers, least and most. Received: {name}={value!r}"
+        )
     low, high = (_number(0, 1, above=True)(name, part) for part in value)
     if low > high:
         raise ValueError(f"`{name}` must rise. Received: {name}={value!r}")
@@ -252,9 +259,7 @@ def _text(name: str, value: Any) -> str:
     return value
 
 
-_REQUIRED = {
-    field.name for field in dataclasses.fields(Recipe) if "None" not in str(field.type)
-}
+_REQUIRED = {field.name for field in dataclasses.fields(Recipe) if "None" not in str(field.type)}
 _FIELDS: dict[str, Callable[[str, Any], Any]] = {
     "name": _text,
     "source": _text,

@@ -12,7 +12,11 @@ MAX_LINES = 400
 # A package or module imports only from rows above its own; those of one row do not know each
 # other. Beside the standard library, only the packages named here are imported at import time.
 ROWS = [
-    {"variants": (), "_deps": (), "_checks": (), "_atomic": (), "sincos": ("numpy",)},
+    {"_checks": ()},
+    {
+        **{name: () for name in ("variants", "recipes", "_deps", "_atomic", "_progress")},
+        "sincos": ("numpy",),
+    },
     {
         "counts": (),
         "layers": ("keras", "numpy"),
@@ -21,7 +25,7 @@ ROWS = [
     },
     {"models": ("keras", "numpy")},
     {name: ("keras", "numpy") for name in ("inspection", "evaluation", "export")},
-    {"training": ("keras",)},
+    {"training": ("keras", "numpy")},
     {"cli": ()},
     {"__main__": ()},
 ]

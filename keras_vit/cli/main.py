@@ -10,10 +10,16 @@ import warnings
 from collections.abc import Sequence
 from importlib import import_module
 
+from keras_vit._deps import use_backend
+
 # The module in this package of each command -> its line in the help.
 COMMANDS = {
+    "train": "train a model on pictures, or go on with a run",
+    "evaluate": "measure a model on labelled pictures",
+    "predict": "name what pictures show",
     "convert": "write a checkpoint in another project's format",
     "describe": "say what a checkpoint holds, and whether it would load",
+    "benchmark": "measure how fast things are here",
 }
 
 _PACKAGE = __name__.partition(".")[0]
@@ -50,7 +56,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         _show_notes()
         try:
             arguments = _parser().parse_args(argv)
-            status = import_module(f"{__package__}.{arguments.command}").run(arguments)
+            module = import_module(f"{__package__}.{arguments.command}")
+            # Commands with a `check` find bad arguments before Keras is imported.
+            getattr(module, "check", lambda arguments: None)(arguments)
+            use_backend(getattr(arguments, "backend", None))
+            status = module.run(arguments)
             sys.stdout.flush()
             return status
         except KeyboardInterrupt:
@@ -59,7 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             # Whoever read has seen enough. What is still in the buffer must not fail at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return BROKEN_PIPE
-        except (ValueError, ImportError, OSError) as error:  # CheckpointError is a ValueError
+        # CheckpointError is a ValueError, NonFiniteLossError an ArithmeticError.
+        except (ValueError, ImportError, OSError, ArithmeticError) as error:
             print(f"keras-vit: error: {in_options(str(error))}", file=sys.stderr)
             return 1
 

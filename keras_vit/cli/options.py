@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from keras_vit._deps import BACKENDS
+
 
 def positive(text: str) -> int:
     """A positive integer, for argparse."""
@@ -46,7 +48,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--set",
-        type=_setting,
+        type=setting,
         nargs="+",
         action="extend",
         default=[],
@@ -63,7 +65,42 @@ def model_arguments(options: argparse.Namespace) -> dict[str, Any]:
     return arguments
 
 
-def _setting(text: str) -> tuple[str, Any]:
+def add_backend_option(parser: argparse.ArgumentParser) -> None:
+    """Adds `--backend`, which `main` acts on before Keras is imported."""
+    parser.add_argument(
+        "--backend",
+        choices=BACKENDS,
+        help="what Keras runs on; else KERAS_BACKEND, or what is there",
+    )
+
+
+def add_data_option(parser: argparse.ArgumentParser, name: str = "--data", **kwargs) -> None:
+    """Adds an option that names labelled pictures; see `check_data`."""
+    help_text = "folder with a folder a class, CSV file, tfds:NAME[:split], or tfrecord:PATTERN"
+    parser.add_argument(name, metavar="DATA", **{"help": help_text, **kwargs})
+
+
+def check_data(option: str, spec: str | None) -> None:
+    """Raises a ValueError unless a data option names something that can be there."""
+    if spec is None or spec.startswith(("tfds:", "tfrecord:")):
+        if spec is not None and not spec.partition(":")[2]:
+            raise ValueError(f"{option} must name something behind the colon. Received: {spec}")
+        return
+    if not Path(spec).expanduser().exists():
+        raise ValueError(
+            f"{option}: no such folder or file. Expected a folder with a folder a class, a CSV "
+            f"file, tfds:NAME[:split], or tfrecord:PATTERN. Received: {spec}"
+        )
+
+
+def check_model(option: str, name: str) -> None:
+    """Raises a ValueError where a model is named by a local path that is not there."""
+    if "://" not in name and not Path(name).expanduser().exists():
+        raise ValueError(f"{option}: no such file or directory. Received: {name}")
+
+
+def setting(text: str) -> tuple[str, Any]:
+    """NAME=VALUE, for argparse; the value as Python writes it, else as text."""
     name, sign, value = text.partition("=")
     if not sign or not name.isidentifier():
         raise ValueError
@@ -72,7 +109,7 @@ def _setting(text: str) -> tuple[str, Any]:
     return name, value
 
 
-_setting.__name__ = "NAME=VALUE"
+setting.__name__ = "NAME=VALUE"
 
 
 def resolved(source: str) -> Path:

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import keras
 
+from keras_vit._progress import ProgressLine, duration
 from keras_vit.training.plan import Plan
-from keras_vit.training.progress import ProgressLine, duration
 from keras_vit.training.randomness import random_arrays, restore_random
 from keras_vit.training.record import Record
 from keras_vit.training.state import Checkpoints

@@ -10,6 +10,7 @@ import numpy as np
 from keras_vit.models.base import FlatModel
 from keras_vit.recipes import Recipe
 from keras_vit.training.groups import layer_decay_multipliers
+from keras_vit.training.lora import enable_lora
 from keras_vit.training.losses import Crossentropy, accuracy
 from keras_vit.training.optimizers import SGD, AdamW
 from keras_vit.training.parts import train_last_blocks
@@ -94,8 +95,6 @@ def prepare(model: FlatModel, recipe: Recipe, total_steps: int) -> WarmupSchedul
             if layer.name in ("head", "head_dist") and layer.bias is not None:
                 layer.bias.assign(np.full(layer.bias.shape, recipe.initial_head_bias, "float32"))
     if recipe.lora_rank is not None:
-        from keras_vit.training.lora import enable_lora
-
         enable_lora(model, recipe.lora_rank)
     elif recipe.train_blocks is not None:
         train_last_blocks(model, recipe.train_blocks)

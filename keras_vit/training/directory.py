@@ -17,10 +17,16 @@ BAD_FILE = "unreadable.txt"
 
 def describe_run(model, recipe, feed, validation: str) -> dict[str, Any]:
     """What decides a run, as JSON values."""
+    data = {
+        "training": feed.description,
+        "examples": feed.size,
+        "validation": validation,
+        "class_names": getattr(feed, "class_names", None),
+    }
     return {
         "recipe": recipe.to_dict(),
         "model": {"class": type(model).__name__, **_plain(dict(model.flat_config))},
-        "data": {"training": feed.description, "examples": feed.size, "validation": validation},
+        "data": data,
         "backend": keras.backend.backend(),
     }
 

@@ -117,6 +117,15 @@ class Distiller(keras.Model):
             )
         super().compile(optimizer=optimizer, metrics=list(metrics or ()), **kwargs)
 
+    def get_compile_config(self):
+        """Returns the arguments of `compile`; whether to compile, each backend decides."""
+        config = super().get_compile_config()
+        return {**config, "jit_compile": "auto"} if config else config
+
+    def compile_from_config(self, config):
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        self.optimizer.build(self.trainable_variables)
+
     def call(self, inputs, training=None):
         found = self._hidden["heads"](inputs, training=training)
         head, head_dist = found if isinstance(found, (list, tuple)) else (found, found)
@@ -263,12 +272,14 @@ def _check_together(student, teacher, heads) -> None:
     for name, model in (("student", student), ("teacher", teacher)):
         if not model.built:
             raise ValueError(f"`{name}` must be built: call it once on a batch of images.")
-    outputs = keras.tree.flatten(heads.output_shape)
-    classes = heads.output_shape[0][-1] if isinstance(heads.output_shape[0], tuple) else outputs[-1]
-    theirs = getattr(teacher, "output_shape", (None, classes))
-    if not isinstance(theirs, tuple) or len(theirs) != 2 or theirs[-1] != classes:
+    # Only a functional or sequential model knows its outputs beforehand.
+    ours, theirs = (
+        tuple(model.outputs[0].shape) if getattr(model, "outputs", None) else None
+        for model in (heads, teacher)
+    )
+    if ours and theirs and (len(theirs) != 2 or theirs != ours):
         raise ValueError(
-            f"`teacher` must give (batch, {classes}) as the student does. "
+            f"`teacher` must give (batch, {ours[-1]}) as the student does. "
             f"Received: output shape {theirs}"
         )
     channels = [getattr(m, "input_shape", (None,))[-1] for m in (student, teacher)]

@@ -56,6 +56,7 @@ class SourceFeed:
         self.recipe = recipe
         self.size = source.size
         self.description = source.description
+        self.class_names = list(source.class_names)
         self._arguments = {
             **pipeline_arguments(recipe, image_shape, num_classes),
             "crop": recipe.crop,

@@ -54,9 +54,9 @@ def enable_lora(
     In place. The outputs stay as they are until it is trained, since the second factor starts at
     zero. Call it after whatever else freezes layers: setting `trainable` of a layer later
     unfreezes its weights. A compiled model stays compiled; an optimizer that has already trained
-    starts anew. Keras saves a `.keras` file with the updates merged (under mixed precision
-    rounded to the compute dtype), without the state of the optimizer: to keep the weights as
-    they are, save what `merge_lora` returns.
+    starts anew. Keras writes `.keras` files with the updates merged (under mixed precision
+    rounded to the compute dtype), and warns when it loads one that the optimizer's state does not
+    fit the plain model: save what `merge_lora` returns.
 
     Args:
         model: a `VisionTransformer`.
@@ -154,6 +154,6 @@ def _dense_layers(model: VisionTransformer, targets=TARGETS) -> Iterator[keras.l
 def _start_anew(model: FlatModel) -> None:
     """Makes a compiled model see its new variables."""
     model.train_function = model.test_function = model.predict_function = None
-    optimizer = model.optimizer
+    optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and optimizer.built:
         model.optimizer = type(optimizer).from_config(optimizer.get_config())

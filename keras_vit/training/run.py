@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,29 +15,14 @@ from keras_vit.training import directory
 from keras_vit.training.averages import EvaluateAverages, swap_averages
 from keras_vit.training.callbacks import Keeper, Progress, StopOnNonFinite
 from keras_vit.training.compiling import build_state, prepare
+from keras_vit.training.distillation import Distiller
 from keras_vit.training.feeds import Feed, SourceFeed, evaluation_batches
+from keras_vit.training.finish import report_run
+from keras_vit.training.lora import merge_lora
 from keras_vit.training.plan import Plan, plan_of, updates_per_epoch
 from keras_vit.training.record import Record
+from keras_vit.training.result import Result
 from keras_vit.training.state import Checkpoints
-
-
-@dataclass
-class Result:
-    """What a run came to.
-
-    Attributes:
-        model: the trained model, on its averaged weights where the recipe averages them, freshly
-            compiled; low-rank updates are merged.
-        history: one row an epoch: epoch, step, loss, accuracy, val_loss, val_accuracy,
-            learning_rate, images_per_second, seconds.
-        folder: the run's directory, or `None`.
-        unreadable: the examples that could not be read, in words.
-    """
-
-    model: FlatModel
-    history: list[dict[str, Any]] = field(default_factory=list)
-    folder: Path | None = None
-    unreadable: str = ""
 
 
 def train(
@@ -53,6 +37,7 @@ def train(
     checkpoint_minutes: float = 10.0,
     keep: int = 2,
     verbose: bool = True,
+    report: bool = True,
     **options,
 ) -> Result:
     """Trains a model by a recipe; with `output`, so that a killed run goes on where it was.
@@ -75,11 +60,13 @@ def train(
             at each epoch's end in any case.
         keep: states to keep.
         verbose: whether to show progress.
+        report: whether to write `report.html` and `report.png` in the end, where there are
+            `output` and `validation`.
         **options: of `keras_vit.data.Pipeline`, such as `cache`, `transforms`, `on_bad`.
 
     Returns:
         A `Result`. With `output`, the directory holds `config.json`, `metrics.csv`, `logs/` for
-        TensorBoard, `checkpoints/` and, at the end, `model.keras`.
+        TensorBoard, `checkpoints/` and, at the end, `model.keras` and the report.
 
     Raises:
         ValueError: if model, recipe, data or directory do not fit each other.
@@ -126,6 +113,8 @@ def train(
         result.model.save(folder / directory.MODEL_FILE)
         if unreadable:
             directory.write_text(folder / directory.BAD_FILE, unreadable + "\n")
+        if report and evaluation is not None:
+            report_run(result, evaluation, recipe, feed)
     return result
 
 
@@ -150,7 +139,7 @@ def _feed(data, recipe: Recipe, model: FlatModel, options: dict) -> Feed:
 
 
 def _evaluation(validation, recipe: Recipe, model: FlatModel, options: dict):
-    """`validation_data` for `fit`, from what is a source or names one."""
+    """`validation_data` for `fit`, from a source or what names one."""
     from keras_vit.data import open_source
 
     config = model.flat_config
@@ -174,8 +163,6 @@ def _with_teacher(model: FlatModel, recipe: Recipe, teacher) -> keras.Model:
     """The model that is fitted."""
     if teacher is None:
         return model
-    from keras_vit.training.distillation import Distiller
-
     distiller = Distiller(
         model,
         teacher,
@@ -217,8 +204,6 @@ def _fit(trained, feed: Feed, plan: Plan, keeper: Keeper, validation, callbacks)
 def _finished(model: FlatModel, recipe: Recipe, trainable: list[bool]) -> FlatModel:
     """The model as it goes out: low-rank updates merged, nothing frozen that was not before."""
     if recipe.lora_rank is not None:
-        from keras_vit.training.lora import merge_lora
-
         return merge_lora(model)
     for layer, flag in zip(model.layers, trainable, strict=True):
         layer.trainable = flag

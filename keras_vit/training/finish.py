@@ -1,0 +1,48 @@
+"""The end of a run: its model is measured, and the report written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from keras_vit.evaluation import metrics, predict_all
+from keras_vit.recipes import Recipe
+from keras_vit.training.result import Result
+
+
+def report_run(result: Result, validation: Any, recipe: Recipe, feed: Any) -> None:
+    """Writes `report.html` and `report.png` into the run's directory.
+
+    Without matplotlib it says so and writes nothing: the run itself is whole.
+
+    Args:
+        result: of the run, with a directory.
+        validation: labelled batches.
+        recipe: the recipe.
+        feed: the training data.
+    """
+    from keras_vit.training.report import worst_mistakes, write_report
+
+    names = getattr(feed, "class_names", None)
+    evaluation = metrics(*predict_all(result.model, validation), names)
+    facts = {
+        "model": f"{result.model.name}, {result.model.count_params():,} parameters",
+        "recipe": recipe.name,
+        "data": f"{feed.description}, {feed.size:,} examples",
+        "backend": f"{keras.backend.backend()}, Keras {keras.version()}",
+        "seed": recipe.seed,
+        "training time": f"{sum(row['seconds'] for row in result.history):,.0f} s",
+    }
+    try:
+        write_report(
+            result.folder,
+            result.history,
+            evaluation,
+            worst_mistakes(result.model, validation, 12),
+            model=result.model,
+            title=f"{result.model.name}: {recipe.name}",
+            facts=facts,
+        )
+    except ImportError as error:
+        print(f"no report: {error}")
