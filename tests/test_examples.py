@@ -10,6 +10,8 @@ import keras
 import numpy as np
 import pytest
 
+import keras_vit
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 sys.path.insert(0, str(EXAMPLES))
 from _fashion_mnist_data import load, read_idx  # noqa: E402
@@ -50,11 +52,11 @@ def test_quickstart(tmp_path):
 def test_fashion_mnist(tmp_path, pictures):
     run("fashion_mnist.py", "--data", pictures, "--output", tmp_path / "out", folder=tmp_path)
     report = json.loads((tmp_path / "out" / "fashion_mnist.json").read_text())
-    assert report["parameters"] < 2_000_000
+    assert report["recipe"]["randaugment"] == [2, 15]
     assert 0 <= report["test_accuracy"] <= 1
     assert report["backend"] == keras.backend.backend()
     assert report["device"]
-    assert (tmp_path / "out" / "fashion_mnist.keras").exists()
+    assert (tmp_path / "out" / "model.keras").exists()
 
 
 @pytest.mark.slow
@@ -101,16 +103,57 @@ def test_images_and_labels_must_agree(pictures):
         load(pictures)
 
 
-def test_augmentation_keeps_pictures_and_labels_together():
-    from fashion_mnist import Augmented
+@pytest.mark.slow
+def test_transfer_goes_on_where_it_stopped(tmp_path, pictures):
+    arguments = ("--data", pictures, "--output", tmp_path / "out")
+    first = run("transfer.py", *arguments, folder=tmp_path)
+    assert "scratch, 20 pictures, seed 0" in first and "pre-trained, 20 pictures" in first
+    second = run("transfer.py", *arguments, folder=tmp_path)
+    assert second.strip() == (tmp_path / "out" / "transfer.md").read_text().strip()
+    assert (tmp_path / "out" / "transfer.png").read_bytes().startswith(b"\x89PNG")
 
-    # Each picture is one grey level, its label; noise boxes are off.
-    levels = np.arange(1, 24)
-    images = np.broadcast_to(levels[:, None, None, None], (23, 28, 28, 1)).astype("uint8")
-    batches = Augmented(images, levels, batch_size=5, seed=0, shift=2, box=1)
-    assert len(batches) == 5
-    seen = [batches[index] for index in range(len(batches))]
-    for pictures_, labels in seen:
-        np.testing.assert_array_equal(pictures_.max((1, 2, 3)), labels)
-        np.testing.assert_array_equal(pictures_[:, 14, 14, 0], labels)
-    assert sorted(np.concatenate([labels for _, labels in seen])) == list(levels)
+
+LEVELS = np.arange(1, 24)
+
+
+def feed_of(**fields):
+    from _small_picture_feed import SmallPictureFeed
+
+    # Each picture is one grey level, its label.
+    images = np.broadcast_to(LEVELS[:, None, None, None], (23, 28, 28, 1)).astype("uint8")
+    recipe = keras_vit.training.Recipe(epochs=1, batch_size=5, seed=3, **fields)
+    return SmallPictureFeed(images, LEVELS - 1, recipe, 23, "levels")
+
+
+def test_small_pictures_keep_their_labels_and_all_are_seen():
+    feed = feed_of(crop="inception")
+    seen = [feed.batch(number, 5) for number in range(46 // 5 + 1)]
+    for images, targets in seen:
+        np.testing.assert_allclose(images[:, 14, 14, 0], targets.argmax(-1) + 1, rtol=1e-6)
+    order = np.concatenate([targets.argmax(-1) for _, targets in seen])
+    # Batches run on across epochs: each epoch shows each picture once.
+    assert sorted(order[:23]) == sorted(order[23:46]) == list(range(23))
+    assert list(order[:23]) != list(order[23:46])
+
+
+def test_small_pictures_are_a_function_of_the_batch_number():
+    fields = {"randaugment": (2, 15), "mixup": 0.5, "cutmix": 1.0, "erasing": 0.5}
+    one, other = feed_of(**fields), feed_of(**fields)
+    later = one.batches(2, 5)[1]
+    for mine, theirs in zip(later, other.batch(3, 5), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    images, targets = later
+    np.testing.assert_allclose(targets.sum(-1), 1, rtol=1e-6)
+    assert images.shape == (5, 28, 28, 1) and np.isfinite(images).all()
+
+
+def test_a_picture_seen_through_the_identity_is_the_same():
+    from _small_picture_feed import warp
+
+    images = np.random.default_rng(0).uniform(0, 255, (3, 7, 5, 1)).astype("float32")
+    eye = np.tile(np.eye(2, dtype="float32"), (3, 1, 1))
+    still = warp(images, eye, np.zeros((3, 2), "float32"), 0.0)
+    np.testing.assert_allclose(still, images, atol=1e-3)
+    moved = warp(images, eye, np.tile(np.float32([[1, 0]]), (3, 1)), 9.0)
+    np.testing.assert_allclose(moved[:, :-1], images[:, 1:], atol=1e-3)
+    np.testing.assert_allclose(moved[:, -1], 9.0)

@@ -195,6 +195,7 @@ def _fit(trained, feed: Feed, plan: Plan, keeper: Keeper, validation, callbacks)
             steps_per_epoch=batches,
             validation_data=validation,
             callbacks=callbacks,
+            shuffle=False,
             verbose=0,
         )
         if trained.stop_training:
