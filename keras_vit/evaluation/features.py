@@ -38,18 +38,10 @@ def extract_features(
     Raises:
         ValueError: if there is no image, or the features have another shape.
     """
-    predictor, features, labels = Predictor(headless(model)), [], []
+    extractor, features, labels = FeatureExtractor(model), [], []
     bar = Progress("features", count_batches(data, batch_size, steps), progress)
     for images, expected in batches(data, batch_size, steps):
-        found = predictor(images)
-        parts = found if isinstance(found, (list, tuple)) else [found]
-        mean = np.mean([part.astype("float32") for part in parts], axis=0)
-        if mean.ndim != 2:
-            raise ValueError(
-                "`model` must give features of shape (batch, width): build it with a `pooling`. "
-                f"Received: outputs of shape {mean.shape}"
-            )
-        features.append(mean)
+        features.append(extractor.batch(images))
         if expected is not None:
             labels.append(expected)
         bar.update(len(images))
@@ -59,6 +51,35 @@ def extract_features(
     if labels and len(labels) != len(features):
         raise ValueError("`data` must give labels with all batches, or with none.")
     return np.concatenate(features), np.concatenate(labels) if labels else None
+
+
+class FeatureExtractor:
+    """Features of one array of images after the other, by one compiled function.
+
+    Args:
+        model: see `extract_features`.
+        batch_size: images at once.
+    """
+
+    def __init__(self, model: keras.Model, batch_size: int = BATCH_SIZE):
+        self.batch_size = batch_size
+        self._predictor = Predictor(headless(model))
+
+    def __call__(self, images: np.ndarray) -> np.ndarray:
+        """Features `(n, width)`, float32, of images `(n, height, width, channels)`."""
+        return np.concatenate([self.batch(part) for part, _ in batches(images, self.batch_size)])
+
+    def batch(self, images: np.ndarray) -> np.ndarray:
+        """The same for images that fit in one batch."""
+        found = self._predictor(images)
+        parts = found if isinstance(found, (list, tuple)) else [found]
+        mean = np.mean([part.astype("float32") for part in parts], axis=0)
+        if mean.ndim != 2:
+            raise ValueError(
+                "`model` must give features of shape (batch, width): build it with a `pooling`. "
+                f"Received: outputs of shape {mean.shape}"
+            )
+        return mean
 
 
 def headless(model: keras.Model) -> keras.Model:

@@ -167,6 +167,37 @@ def fit_probe(
     return _Ridge(features, labels, classes).probe(_checks.positive_float("strength", strength))
 
 
+def choose_strength(
+    train: tuple[np.ndarray, np.ndarray],
+    validation: tuple[np.ndarray, np.ndarray],
+    num_classes: int,
+    strengths: Sequence[float] = STRENGTHS,
+) -> float:
+    """The penalty with which a probe of some features does best on others.
+
+    Args:
+        train: features `(m, width)` and labels to fit.
+        validation: features `(n, width)` and labels to judge by.
+        num_classes: classes.
+        strengths: penalties to choose from.
+
+    Returns:
+        One of them: of several equally good ones the one in the middle.
+    """
+    fitted = check_features("train", train[0])
+    judged = check_features("validation", validation[0])
+    ridge = _Ridge(fitted, check_labels(train[1], len(fitted), num_classes), num_classes)
+    strengths = _check_strengths(strengths)
+    return ridge.best(judged, check_labels(validation[1], len(judged), num_classes), strengths)
+
+
+def _check_strengths(strengths: Sequence[float]) -> list[float]:
+    checked = [_checks.positive_float("strengths", value) for value in strengths]
+    if not checked:
+        raise ValueError("`strengths` must hold at least one penalty. Received: none")
+    return checked
+
+
 def few_shot_probe(
     train_features: np.ndarray,
     train_labels: np.ndarray,
@@ -214,9 +245,7 @@ def few_shot_probe(
     )
     train_labels, classes = check_classes(train_labels, len(train), num_classes)
     labels = check_labels(labels, len(points), classes)
-    strengths = [_checks.positive_float("strengths", value) for value in strengths]
-    if not strengths:
-        raise ValueError("`strengths` must hold at least one penalty. Received: none")
+    strengths = _check_strengths(strengths)
     if validation is not None:
         chosen_by = check_features("validation", validation[0])
         validation = chosen_by, check_labels(validation[1], len(chosen_by), classes)

@@ -16,6 +16,7 @@ INK, MUTED, LINES = "#111827", "#6b7280", "#e5e7eb"
 BLUE, ORANGE, RED = "#2563eb", "#ea580c", "#dc2626"
 WIDTH = 13.0
 BARS = 24
+BARS_COLOR = "#93b4f7"
 _STYLE = {
     "font.family": "DejaVu Sans",
     "font.size": 9,
@@ -113,7 +114,7 @@ def _header(block, title, result) -> None:
 def _curves(block, panels) -> None:
     grid = block.subplots(1, len(panels), squeeze=False)[0]
     for axes, panel in zip(grid, panels, strict=True):
-        axes.set_title(panel["name"], parse_math=False)
+        axes.set_title(panel["name"].capitalize(), parse_math=False)
         axes.grid(True, axis="y")
         axes.set_xlabel("epoch")
         axes.tick_params(length=0)
@@ -123,13 +124,20 @@ def _curves(block, panels) -> None:
             shown = [100 * value for value in y] if percent else y
             marker = "o" if len(x) < 2 else None
             axes.plot(x, shown, color=color, linewidth=1.8, label=label, marker=marker)
-            if label == "validation" and percent:
+            if label == "validation" and percent and len(x) > 1:
                 _mark_best(axes, x, shown, color)
         if len(panel["lines"]) > 1:
             axes.legend(loc="best", fontsize=8)
         if percent:
             axes.yaxis.set_major_formatter("{x:g}%")
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        elif panel["name"] == "learning rate":
+            axes.yaxis.set_major_formatter("{x:.2g}")
+            axes.set_ylim(bottom=0)
+        epochs = sorted({value for x, _ in panel["lines"].values() for value in x})
+        if len(epochs) > 1:
+            axes.xaxis.get_major_locator().set_params(integer=True)
+        else:
+            axes.set_xticks(epochs)
         axes.margins(x=0.03)
 
 
@@ -140,12 +148,14 @@ def _mark_best(axes, x, y, color) -> None:
     axes.annotate(
         f"best {y[best]:.2f}%",
         (x[best], y[best]),
-        xytext=(6 * side, -14),
+        xytext=(2 * side, -9),
         textcoords="offset points",
         ha="right" if side < 0 else "left",
+        va="top",
         color=color,
         fontsize=8,
         weight="bold",
+        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1.5},
     )
 
 
@@ -194,8 +204,8 @@ def _classes(block, result) -> None:
     rows = rows[:BARS][::-1]
     axes = block.subplots()
     values = [100 * row.accuracy for row in rows]
-    axes.barh(range(len(rows)), [100] * len(rows), color="#f3f4f6", height=0.7)
-    axes.barh(range(len(rows)), values, color=BLUE, height=0.7)
+    axes.barh(range(len(rows)), [100] * len(rows), color="#f3f4f6", height=0.62)
+    axes.barh(range(len(rows)), values, color=BARS_COLOR, height=0.62)
     small = 8.5 if len(rows) <= 14 else 7
     _labels(axes.yaxis, [shorten(row.name, 22) for row in rows], fontsize=small)
     for place, (row, value) in enumerate(zip(rows, values, strict=True)):
@@ -207,10 +217,10 @@ def _classes(block, result) -> None:
             ha="right" if inside else "left",
             va="center",
             fontsize=small - 0.5,
-            color="white" if inside else INK,
+            color=INK,
         )
     axes.set_xlim(0, 100)
-    axes.set_ylim(-0.7, max(len(rows), 3) - 0.3)
+    axes.set_ylim(min(0, len(rows) - 6) - 0.5, len(rows) - 0.5)
     axes.set_xticks([])
     axes.tick_params(length=0)
     for spine in axes.spines.values():
@@ -242,12 +252,23 @@ def _mistakes(block, rows, columns, result, mistakes, attention) -> None:
     for index, axes in zip(range(len(mistakes.images)), grid.ravel(), strict=False):
         axes.imshow(picture(mistakes.images[index], attention, index))
         true, predicted = (
-            shorten(result.class_names[int(labels[index])], 26)
+            shorten(result.class_names[int(labels[index])], 104 // columns - 6)
             for labels in (mistakes.true, mistakes.predicted)
         )
-        _text(axes, 0, 1.13, true, transform=axes.transAxes, size=9, weight="bold", va="bottom")
         said = f"taken for {predicted}, {mistakes.confidence[index]:.0%}"
-        _text(axes, 0, 1.02, said, transform=axes.transAxes, size=8.5, color=RED, va="bottom")
+        for words, height, style in (
+            (true, 15, {"weight": "bold"}),
+            (said, 4, {"color": RED, "size": 8.5}),
+        ):
+            axes.annotate(
+                words,
+                (0, 1),
+                xycoords="axes fraction",
+                xytext=(0, height),
+                textcoords="offset points",
+                parse_math=False,
+                **style,
+            )
 
 
 def picture(image: np.ndarray, attention: np.ndarray | None, index: int) -> np.ndarray:

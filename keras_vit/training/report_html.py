@@ -19,14 +19,14 @@ _STYLE = """
   --line: #e2e8f0; --right: 37, 99, 235; --wrong: 220, 38, 38; --first: #ea580c; --deep: #fff }
 @media (prefers-color-scheme: dark) { :root { --page: #0b1120; --card: #131c2e; --ink: #e2e8f0;
   --soft: #94a3b8; --line: #26324a; --right: 96, 165, 250; --wrong: 248, 113, 113;
-  --first: #fb923c; --deep: #0b1120 } }
+  --first: #fb923c; --deep: #fff } }
 * { box-sizing: border-box }
 body { margin: 0; background: var(--page); color: var(--ink);
   font: 15px/1.5 system-ui, "Segoe UI", "DejaVu Sans", sans-serif }
 main { max-width: 1120px; margin: 0 auto; padding: 32px 20px 64px }
 h1 { font-size: 28px; line-height: 1.2; margin: 0 0 4px; overflow-wrap: anywhere }
 h2 { font-size: 18px; margin: 40px 0 12px }
-p { margin: 0; color: var(--soft) }
+p { margin: 0 0 8px; color: var(--soft) }
 .tiles, .plots, .wrong { display: grid; gap: 12px;
   grid-template-columns: repeat(auto-fill, minmax(150px, 1fr)) }
 .tiles { margin-top: 20px }
@@ -129,7 +129,7 @@ def _tiles(result: Evaluation) -> str:
 
 def _plot(panel: Mapping[str, Any]) -> str:
     """One panel as SVG, in the page's colours."""
-    left, right, top, bottom = 46.0, 312.0, 10.0, 150.0
+    left, right, top, bottom = 58.0, 312.0, 10.0, 150.0
     lines = panel["lines"]
     xs = [x for points in lines.values() for x in points[0]]
     ys = [y for points in lines.values() for y in points[1]]
@@ -160,7 +160,7 @@ def _plot(panel: Mapping[str, Any]) -> str:
         else:
             path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
             marks.append(f'<polyline points="{path}" fill="none" stroke-width="2" ')
-        marks.append(f'stroke="{color}"/>')
+        marks.append(f'stroke="{color}"/>' if len(places) > 1 else f'fill="{color}"/>')
         last = f"{points[1][-1]:.4g}"
         keys.append(f'<span class="key" style="background:{color}"></span>{label} {last}')
     name = html.escape(str(panel["name"]))
