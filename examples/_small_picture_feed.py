@@ -1,30 +1,20 @@
 """Feeds training with small pictures from memory, augmented in NumPy, a whole batch at a time.
 
-`keras_vit.data` decodes files through tf.data; this needs neither, and keeps up with a GPU on
-pictures of 28 x 28 pixels. Every batch is a pure function of seed and number, so that runs resume.
+`keras_vit.data` decodes files through tf.data; this needs neither, and its processes keep up with
+a GPU. Every batch is a pure function of seed and number, so that runs resume. NumPy only: where
+processes are forked, make the feed before the model, while there are no other threads.
 """
 
-import keras
+import collections
+import itertools
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+
 import numpy as np
 
 # RandAugment's operations on one channel; for each, the strength of magnitude 10.
 GEOMETRY = {"rotate": 30.0, "shear_x": 0.3, "shear_y": 0.3, "move_x": 0.25, "move_y": 0.25}
 TONES = ("identity", "invert", "posterize", "solarize", "contrast", "brightness", "autocontrast")
-
-
-class _Batches(keras.utils.PyDataset):
-    """Endless; batch `i` is number `start + i` of the run."""
-
-    def __init__(self, feed, start, batch_size, workers):
-        super().__init__(workers=workers, use_multiprocessing=False, max_queue_size=4 * workers)
-        self.feed, self.start, self.batch_size = feed, start, batch_size
-
-    @property
-    def num_batches(self):
-        return None
-
-    def __getitem__(self, index):
-        return self.feed.batch(self.start + index, self.batch_size)
 
 
 class SmallPictureFeed:
@@ -37,15 +27,35 @@ class SmallPictureFeed:
         classes: number of classes.
         description: names the data.
         shift: pixels that an inception crop's stand-in moves the picture by.
+        workers: processes; 0 for none.
     """
 
-    def __init__(self, images, labels, recipe, classes, description, shift=2, workers=6):
+    def __init__(self, images, labels, recipe, classes, description, shift=2, workers=0):
         self.images, self.labels, self.recipe = images, labels, recipe
         self.classes, self.description, self.shift = classes, description, shift
-        self.size, self.workers = len(images), workers
+        self.size, self.workers, self._pool = len(images), workers, None
+        if workers and "fork" in multiprocessing.get_all_start_methods():
+            context = multiprocessing.get_context("fork")
+            self._pool = ProcessPoolExecutor(workers, context, _remember, (self,))
+            self._pool.submit(abs, 0).result()  # forks now
+
+    def __getstate__(self):
+        return {**vars(self), "_pool": None}
 
     def batches(self, start, batch_size):
-        return _Batches(self, start, batch_size, self.workers)
+        if self._pool is None:
+            for number in itertools.count(start):
+                yield self.batch(number, batch_size)
+        waiting = collections.deque()
+        for number in itertools.count(start):
+            waiting.append(self._pool.submit(_batch, number, batch_size))
+            if len(waiting) > 3 * self.workers:
+                yield waiting.popleft().result()
+
+    def close(self):
+        """Ends the processes."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
 
     def rows(self, number, batch_size):
         """Indices of the examples of a batch; batches run on across epochs."""
@@ -73,7 +83,19 @@ class SmallPictureFeed:
         images = self.images[rows].astype("float32")
         targets = np.eye(self.classes, dtype="float32")[self.labels[rows]]
         images = augment(images, self.recipe, self.shift, rng)
-        return mix(images, targets, self.recipe, rng)
+        images, targets = mix(images, targets, self.recipe, rng)
+        return np.rint(images).astype("uint8"), targets
+
+
+_worker: dict = {}
+
+
+def _remember(feed):
+    _worker["feed"] = feed
+
+
+def _batch(number, batch_size):
+    return _worker["feed"].batch(number, batch_size)
 
 
 def augment(images, recipe, shift, rng):

@@ -22,8 +22,8 @@ from _small_picture_feed import SmallPictureFeed
 
 from keras_vit.training import get_recipe, set_seed, train
 
-# AugReg's third-heaviest level, for a tenth of its updates and an eighth of its batch.
-RECIPE = get_recipe("augreg_medium1").replace(
+# A light level of AugReg, for an eighth of its batch.
+RECIPE = get_recipe("augreg_light2").replace(
     name="fashion_mnist",
     epochs=150,
     batch_size=512,
@@ -79,6 +79,7 @@ def main():
     parser.add_argument("--batch-size", type=int, default=RECIPE.batch_size)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dtype", help="such as mixed_bfloat16")
+    parser.add_argument("--workers", type=int, default=0, help="processes that augment")
     parser.add_argument("--smoke", action="store_true", help="a few pictures, one epoch")
     options = parser.parse_args()
 
@@ -95,14 +96,15 @@ def main():
         dtype=options.dtype,
     )
     print(recipe)
+    feed = SmallPictureFeed(images, labels, recipe, 10, "Fashion-MNIST", workers=options.workers)
     set_seed(options.seed)
     model = make_model(options.dtype)
     print(f"{model.count_params():,} parameters, {len(images):,} training pictures")
-    feed = SmallPictureFeed(images, labels, recipe, 10, "Fashion-MNIST", workers=12)
 
     start = time.perf_counter()
     result = train(model, feed, recipe, options.output)
     seconds = time.perf_counter() - start
+    feed.close()
     logits = result.model.predict(test_images, batch_size=500, verbose=0)
     accuracy = (logits.argmax(-1) == test_labels).mean()
 

@@ -89,20 +89,22 @@ def run(seed, counts, data, test, output, options):
             path = output / f"{way}-{count}-seed{seed}.json"
             if path.exists():
                 continue
-            set_seed(seed)
-            recipe, start = fine_tuning, time.perf_counter()
+            recipe = fine_tuning
             if way == "scratch":
-                model, recipe = (
-                    make_model(5, options.dtype),
-                    recipe.replace(learning_rate=SCRATCH_RATE),
-                )
+                recipe = recipe.replace(learning_rate=SCRATCH_RATE)
             else:
-                pretrained = pretrained or pretrain(seed, classes_of(data, old), pretraining)
-                model = keras_vit.replace_head(pretrained, 5)
-            start = time.perf_counter()
+                old_data = classes_of(data, old)
+                pretrained = pretrained or pretrain(seed, old_data, pretraining, options.workers)
             pictures = subset(classes_of(data, new), count, seed)
-            feed = SmallPictureFeed(*pictures, recipe, 5, f"{count} pictures of five classes")
+            start = time.perf_counter()
+            feed = SmallPictureFeed(
+                *pictures, recipe, 5, f"{count} of five classes", workers=options.workers
+            )
+            set_seed(seed)
+            fresh = way == "scratch"
+            model = make_model(5, recipe.dtype) if fresh else keras_vit.replace_head(pretrained, 5)
             train(model, feed, recipe, verbose=False)
+            feed.close()
             report = {"way": way, "pictures": count, "seed": seed, "steps": recipe.steps}
             report["test_accuracy"] = accuracy(model, classes_of(test, new))
             report["seconds"] = round(time.perf_counter() - start, 1)
@@ -115,11 +117,13 @@ def run(seed, counts, data, test, output, options):
             )
 
 
-def pretrain(seed, data, recipe):
+def pretrain(seed, data, recipe, workers):
+    feed = SmallPictureFeed(*data, recipe, 5, "five classes", workers=workers)
     set_seed(seed)
     model = make_model(5, recipe.dtype)
-    feed = SmallPictureFeed(*data, recipe, 5, "five classes")
-    return train(model, feed, recipe, verbose=False).model
+    model = train(model, feed, recipe, verbose=False).model
+    feed.close()
+    return model
 
 
 def table(reports):
@@ -167,6 +171,7 @@ def main():
     parser.add_argument("--counts", nargs="+", type=int, default=COUNTS)
     parser.add_argument("--epochs", type=float, default=PRETRAINING.epochs, help="of pre-training")
     parser.add_argument("--steps", type=int, default=FINE_TUNING.steps, help="of each other run")
+    parser.add_argument("--workers", type=int, default=0, help="processes that augment")
     parser.add_argument("--dtype", default="float32", help="such as mixed_bfloat16")
     parser.add_argument("--smoke", action="store_true", help="a few pictures and steps, one seed")
     options = parser.parse_args()

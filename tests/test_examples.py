@@ -1,6 +1,7 @@
 """The examples run, and read their data with care."""
 
 import gzip
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -52,7 +53,7 @@ def test_quickstart(tmp_path):
 def test_fashion_mnist(tmp_path, pictures):
     run("fashion_mnist.py", "--data", pictures, "--output", tmp_path / "out", folder=tmp_path)
     report = json.loads((tmp_path / "out" / "fashion_mnist.json").read_text())
-    assert report["recipe"]["randaugment"] == [2, 15]
+    assert report["recipe"]["randaugment"] == [2, 10]
     assert 0 <= report["test_accuracy"] <= 1
     assert report["backend"] == keras.backend.backend()
     assert report["device"]
@@ -129,7 +130,7 @@ def test_small_pictures_keep_their_labels_and_all_are_seen():
     feed = feed_of(crop="inception")
     seen = [feed.batch(number, 5) for number in range(46 // 5 + 1)]
     for images, targets in seen:
-        np.testing.assert_allclose(images[:, 14, 14, 0], targets.argmax(-1) + 1, rtol=1e-6)
+        np.testing.assert_array_equal(images[:, 14, 14, 0], targets.argmax(-1) + 1)
     order = np.concatenate([targets.argmax(-1) for _, targets in seen])
     # Batches run on across epochs: each epoch shows each picture once.
     assert sorted(order[:23]) == sorted(order[23:46]) == list(range(23))
@@ -139,12 +140,12 @@ def test_small_pictures_keep_their_labels_and_all_are_seen():
 def test_small_pictures_are_a_function_of_the_batch_number():
     fields = {"randaugment": (2, 15), "mixup": 0.5, "cutmix": 1.0, "erasing": 0.5}
     one, other = feed_of(**fields), feed_of(**fields)
-    later = one.batches(2, 5)[1]
+    later = next(itertools.islice(one.batches(2, 5), 1, None))
     for mine, theirs in zip(later, other.batch(3, 5), strict=True):
         np.testing.assert_array_equal(mine, theirs)
     images, targets = later
     np.testing.assert_allclose(targets.sum(-1), 1, rtol=1e-6)
-    assert images.shape == (5, 28, 28, 1) and np.isfinite(images).all()
+    assert images.shape == (5, 28, 28, 1) and images.dtype == "uint8"
 
 
 def test_a_picture_seen_through_the_identity_is_the_same():
