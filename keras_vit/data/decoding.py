@@ -9,6 +9,7 @@ are 3 to 15 times faster than the same in TensorFlow's.
 from __future__ import annotations
 
 import io
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +36,9 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+
+# Orientations whose upright left, and whose upright top, is the stored picture's right or bottom.
+_MIRRORED = ((2, 3, 6, 7), (3, 4, 7, 8))
 
 
 class BadPicture(ValueError):
@@ -78,6 +82,22 @@ class Encoded:
         if self.orientation in _UPRIGHT:
             image = image.transpose(_UPRIGHT[self.orientation])
         return image
+
+    def place(self, image: Any) -> tuple[float, float, float]:
+        """Where the picture lies in what `decode` gave.
+
+        A JPEG of 1003 columns decoded at a quarter has 251, the last of which is mostly padding.
+
+        Returns:
+            `(scale, left, top)`: a point (x, y) of the picture is at (x / scale + left,
+            y / scale + top).
+        """
+        scale = 2 ** round(math.log2(max(self.size) / max(image.size)))
+        left, top = (
+            found - whole / scale if self.orientation in mirrored else 0.0
+            for found, whole, mirrored in zip(image.size, self.size, _MIRRORED, strict=True)
+        )
+        return scale, left, top
 
 
 def open_picture(data: bytes, max_pixels: int = MAX_PIXELS) -> Encoded:

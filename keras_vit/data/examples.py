@@ -24,9 +24,9 @@ class BadExamples:
         items: `(index, name, reason)` of each, in the order in which they were met.
     """
 
-    def __init__(self, source: Source, known: Collection[int] = ()):
+    def __init__(self, source: Source, known: Collection[int] = (), least: int = 1):
         self.items: list[tuple[int, str, str]] = []
-        self._source = source
+        self._source, self._least = source, least
         self._reasons = dict.fromkeys(known, "known to be bad")
         self._lock = threading.Lock()
 
@@ -34,15 +34,17 @@ class BadExamples:
         """Notes an example, once.
 
         Raises:
-            ValueError: if no example of the source is left.
+            ValueError: if fewer than `least` examples of the source are left.
         """
         with self._lock:
             if index not in self._reasons:
                 self._reasons[index] = reason
                 self.items.append((index, self._source.names([index])[0], reason))
-            if len(self._reasons) >= self._source.size:
+            left = self._source.size - len(self._reasons)
+            if left < self._least:
                 raise ValueError(
-                    f"No picture of {self._source.description} can be read.\n{self.report()}"
+                    f"{left or 'No'} pictures of {self._source.description} can be read; at least "
+                    f"{self._least} must be.\n{self.report()}"
                 )
 
     def __contains__(self, index: int) -> bool:
@@ -120,12 +122,14 @@ class Examples:
                         f'{name} cannot be read: {error}. (`on_bad="skip"` leaves such files out.)'
                     ) from error
                 self.bad.add(index, str(error))
+            except ValueError as error:
+                raise ValueError(f"{self.source.names([index])[0]}: {error}") from error
         shape = (*self.prepare.image_size, self.prepare.channels)
         return np.zeros(shape, self.dtype), np.int32(0), False
 
     def many(self, epochs: np.ndarray, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Pixels `(n, h, w, c)` and labels `(n,)` int32 of a source of arrays."""
-        labels = np.asarray([self._checked(i, self.source.labels[i]) for i in indices], "int32")
+        labels = self.source.labels[indices]
         prepare, images = self.prepare, self.source.read_many(indices)
         plain = images.shape[1:3] == prepare.image_size and (
             prepare.crop in ("none", "squash") and not (prepare.randaugment or prepare.erasing)

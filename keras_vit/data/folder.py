@@ -93,15 +93,15 @@ def open_folder(folder: Path, class_names: Sequence[str] | None = None) -> FileS
         pictures = sorted(_pictures(folder, name, barred)) if name in real else []
         files += pictures
         labels += [label] * len(pictures)
-        if not pictures:
+        if name in real and not pictures:
             empty.append(printable(name))
     if not files:
         raise ValueError(f"{where} has no pictures ({', '.join(ENDINGS)}) in its sub-folders.")
     if empty:
         warnings.warn(
-            f"{len(empty)} of {len(names)} classes of {where} have no pictures: "
+            f"{len(empty)} of the {len(names)} classes in {where} have no pictures: "
             f"{', '.join(empty[:10])}{' ...' if len(empty) > 10 else ''}. They stay classes; "
-            "remove their folders if they should not.",
+            "remove the folders if they should not.",
             stacklevel=3,
         )
     shown = [printable(name) for name in names]
@@ -139,7 +139,7 @@ def _pictures(folder: Path, name: str, barred: set[str]) -> Iterator[str]:
                 if real not in seen:
                     seen.add(real)
                     waiting.append(path)
-            elif entry.name.lower().endswith(ENDINGS):
+            elif entry.name.lower().endswith(ENDINGS) and _is_file(entry):
                 yield path
 
 
@@ -148,6 +148,13 @@ def _is_dir(entry: os.DirEntry) -> bool:
         return entry.is_dir()
     except OSError:  # a link to itself
         return False
+
+
+def _is_file(entry: os.DirEntry) -> bool:
+    """Whether it can be read to its end; a link to nothing is left for the reading to find."""
+    return entry.is_file() if not entry.is_symlink() else not os.path.exists(entry.path) or (
+        os.path.isfile(entry.path)
+    )  # fmt: skip
 
 
 def open_csv(path: Path, class_names: Sequence[str] | None = None) -> FileSource:

@@ -86,9 +86,11 @@ def resized(picture: Encoded | Any, box: Box, size: tuple[int, int], channels: i
         across, down = picture.size
         wanted = (across * width / (box[2] - box[0]), down * height / (box[3] - box[1]))
         image = picture.decode(channels, wanted)
-        # Decoded at a fraction, the box shrinks as well.
-        x, y = image.size[0] / across, image.size[1] / down
-        box = (box[0] * x, box[1] * y, box[2] * x, box[3] * y)
+        scale, left, top = picture.place(image)
+        box = (
+            *(box[0] / scale + left, box[1] / scale + top),
+            *(box[2] / scale + left, box[3] / scale + top),
+        )
     else:
         image = picture
     if image.size == (width, height) == (box[2] - box[0], box[3] - box[1]):

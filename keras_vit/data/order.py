@@ -6,6 +6,8 @@ from collections.abc import Collection
 
 import numpy as np
 
+_MOST_EMPTY = 1000  # epochs without a batch, before the search for one is given up
+
 
 class Order:
     """The order of one process' examples, epoch after epoch.
@@ -78,6 +80,8 @@ class Order:
 
     def locate(self, step: int) -> tuple[int, int]:
         """Where a batch begins: (epoch, examples of it that come before)."""
+        if not self.shuffle:
+            return 0, step * self.batch_size
         if self.remainder == "repeat":
             epoch, left = self._skip(step * self.batch_size, self._examples)
             return epoch, left
@@ -91,16 +95,18 @@ class Order:
             period = self.shard[1] if self.remainder == "repeat" else 1
             total = sum(length(e) for e in range(period))
             epoch, left = left // max(total, 1) * period, left % max(total, 1)
-        while left and left >= length(epoch):
-            left -= length(epoch)
-            epoch += 1
+        empty = 0
+        while left >= (here := length(epoch)):
+            left, epoch, empty = left - here, epoch + 1, 0 if here else empty + 1
+            if empty == _MOST_EMPTY:
+                raise ValueError(f"No batch of {self.batch_size} readable examples is left.")
         return epoch, left
 
     def batch(self, step: int) -> np.ndarray:
         """Indices of a batch."""
         epoch, before = self.locate(step)
         found = self.epoch(epoch)[before : before + self.batch_size]
-        while self.remainder == "repeat" and len(found) < self.batch_size:
+        while self.remainder == "repeat" and self.shuffle and len(found) < self.batch_size:
             epoch += 1
             found = np.concatenate([found, self.epoch(epoch)[: self.batch_size - len(found)]])
         return found

@@ -137,10 +137,15 @@ class Pipeline:
         if source.encoded and channels not in (1, 3):
             raise ValueError(f"`channels` of files must be 1 or 3. Received: channels={channels}")
         known = {_checks.non_negative_int("known_bad", index) for index in known_bad}
+        if known and max(known) >= source.size:
+            raise ValueError(
+                f"`known_bad` must be indices below {source.size}. Received: {max(known)}"
+            )
         if remainder is None:
             remainder = "repeat" if training else "keep"
         self.remainder = _checks.choice("remainder", remainder, REMAINDERS[0 if training else 1 :])
-        self.bad = BadExamples(source, known)
+        whole = training and self.remainder == "drop"
+        self.bad = BadExamples(source, known, least=self.batch_size if whole else 1)
         self._order = self._ordered(known)
         self._check_enough(known)
         self._examples = Examples(
@@ -189,7 +194,7 @@ class Pipeline:
         )
 
     def _check_enough(self, known: set[int]) -> None:
-        left = self.source.size - len(known & set(range(self.source.size)))
+        left = self.source.size - len(known)
         if not left:
             raise ValueError(f"`known_bad` leaves no example of {self.source.description}.")
         if self.training and self.remainder == "drop" and not self._order.batches(0):

@@ -67,8 +67,8 @@ def rotate(image, level, rng):
 
 
 def posterize(image, level, rng):
-    """Keeps the `level * 0.4` highest bits."""
-    shift = 8 - min(int(4 * level / MAX_LEVEL), 8)
+    """Keeps the `level * 0.4` highest bits, at least one."""
+    shift = 8 - min(max(int(4 * level / MAX_LEVEL), 1), 8)
     return _points(image, _table(lambda v: v >> shift << shift))
 
 

@@ -103,6 +103,8 @@ def _find(name: str, version: str | None, data_dir: str | os.PathLike | None) ->
         if len({path.parent for path in found}) > 1:
             configs = sorted({f"{name}/{path.parent.name}" for path in found})
             raise ValueError(f"Say which configuration of {name}. Expected one of {configs}")
+    # Others are left over by a preparation that was broken off.
+    found = [path for path in found if re.fullmatch(r"\d+\.\d+\.\d+", path.name)]
     if version is not None:
         found = [path for path in found if path.name == version]
     if not found:
