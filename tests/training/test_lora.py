@@ -10,7 +10,7 @@ import pytest
 import keras_vit
 from keras_vit.training.lora import TARGETS, enable_lora, merge_lora
 
-VIT = {"image_shape": (8, 12, 3), "patch_size": 4, "hidden_dim": 10, "num_layers": 2}
+VIT = {"image_shape": (8, 12, 3), "patch_size": 4, "hidden_dim": 10, "num_layers": 1}
 VIT |= {"num_heads": 2, "mlp_dim": 13, "num_classes": 5}
 IMAGES = harness.pixels((8, 8, 12, 3))
 LABELS = np.arange(8) % 5
@@ -38,7 +38,7 @@ def test_enabling_changes_no_output():
 
 
 def test_parameters_are_counted():
-    model = build()
+    model = build(num_layers=2)
     total = model.count_params()
     report = enable_lora(model, 3)
     # 10 and 13 are the widths: 3 x (in + out) for each of qkv, out, fc1, fc2.
@@ -57,11 +57,9 @@ def test_parameters_are_counted():
     )
 
 
-@pytest.mark.parametrize("fitted_before", [False, True])
-def test_fit_trains_updates_and_head_alone(fitted_before):
+def test_fit_trains_updates_and_head_alone():
     model = build(dropout_rate=0.1)
-    if fitted_before:
-        train(model, 1)
+    train(model, 1)  # what is compiled and what the optimizer holds is of the plain model
     report = enable_lora(model, 2)
     paths = {v.path for v in model.trainable_weights}
     assert paths == {
@@ -85,12 +83,12 @@ def test_it_learns():
     model.compile(keras.optimizers.Adam(1e-2), model.loss, metrics=["accuracy"])
     enable_lora(model, 4)
     first = model.evaluate(IMAGES, LABELS, verbose=0)[0]
-    train(model, 30)
+    train(model, 40)
     assert model.evaluate(IMAGES, LABELS, verbose=0)[0] < 0.5 * first
 
 
 def test_some_targets_and_alpha():
-    model = build()
+    model = build(num_layers=2)
     report = enable_lora(model, 2, alpha=6.0, targets="qkv")
     assert report.layers == tuple(f"encoder_block_{i}/attention/qkv" for i in range(2))
     layer = model.encoder_blocks[0].attention.qkv
@@ -166,7 +164,7 @@ def test_layers_frozen_before_do_not_stop_it():
     for layer in model.layers:
         layer.trainable = layer.name == "head"
     enable_lora(model, 2, targets=("fc1",))
-    assert len(model.trainable_weights) == 2 + 2 * 2
+    assert len(model.trainable_weights) == 2 + 2
 
 
 def test_without_a_head():
