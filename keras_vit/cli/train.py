@@ -57,6 +57,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--on-bad", choices=("skip", "raise"), default="skip", help="unreadable pictures (skip)"
     )
+    parser.add_argument(
+        "--checkpoint-minutes",
+        type=float,
+        default=10.0,
+        metavar="N",
+        help="minutes between states saved inside of an epoch (10)",
+    )
     parser.add_argument("--no-report", action="store_true", help="leave the report off")
     shared.add_backend_option(parser)
 
@@ -86,6 +93,8 @@ def check(options: argparse.Namespace) -> None:
         shared.check_model("--teacher", options.teacher)
     if (options.teacher is None) != (recipe.distillation is None):
         raise ValueError("--teacher and --set distillation=hard (or soft) go together.")
+    if options.checkpoint_minutes <= 0:
+        raise ValueError("--checkpoint-minutes must be positive.")
     if options.output.exists() and not options.output.is_dir():
         raise ValueError(f"--output: {options.output} is a file; expected a directory.")
 
@@ -114,6 +123,7 @@ def run(options: argparse.Namespace) -> int:
         options.output,
         validation=validation,
         teacher=None if options.teacher is None else load(options.teacher)[0],
+        checkpoint_minutes=options.checkpoint_minutes,
         report=not options.no_report,
         cache=options.cache,
         on_bad=options.on_bad,

@@ -143,7 +143,7 @@ class Predictor:
 
 
 class Progress:
-    """A line on stderr: images done, images/s and what is left. Silent where it is switched off.
+    """A line on stderr: images done, images/s and what is left; it moves only on a terminal.
 
     Args:
         what: what is being done, such as `"evaluating"`.
@@ -163,7 +163,7 @@ class Progress:
         self._done += 1
         self._images += images
         now = time.perf_counter()
-        if self.shown and now - self._written >= self.INTERVAL:
+        if self.shown and sys.stderr.isatty() and now - self._written >= self.INTERVAL:
             self._written = now
             sys.stderr.write(f"\r{self.line(now - self._started):<79}")
             sys.stderr.flush()
@@ -172,7 +172,7 @@ class Progress:
         """Writes the last line."""
         if self.shown and self._images:
             line = self.line(time.perf_counter() - self._started)
-            sys.stderr.write(f"\r{line:<79}\n")
+            sys.stderr.write(f"\r{line:<79}\n" if sys.stderr.isatty() else f"{line}\n")
             sys.stderr.flush()
 
     def line(self, seconds: float) -> str:

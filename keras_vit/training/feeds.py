@@ -69,7 +69,8 @@ class SourceFeed:
             "seed": recipe.seed,
             **options,
         }
-        self._known_bad: set[int] = set()
+        # Index of an example that could not be read -> its name, and why.
+        self._bad: dict[int, tuple[str, str]] = {}
         self._pipeline: Any = None
 
     def _make(self, start: int, batch_size: int):
@@ -80,7 +81,7 @@ class SourceFeed:
             training=True,
             batch_size=batch_size,
             start_step=start,
-            known_bad=sorted(self._known_bad),
+            known_bad=sorted(self._bad),
             **self._arguments,
         )
 
@@ -98,19 +99,24 @@ class SourceFeed:
     def note(self) -> dict[str, Any]:
         """See `Feed`: the examples that could not be read."""
         self._collect()
-        return {"known_bad": sorted(self._known_bad)}
+        return {"unreadable": [[index, *words] for index, words in sorted(self._bad.items())]}
 
     def restore(self, note: dict[str, Any]) -> None:
         """See `Feed`."""
-        self._known_bad |= set(note.get("known_bad", ()))
+        self._bad |= {index: (name, reason) for index, name, reason in note.get("unreadable", ())}
 
     def bad_report(self) -> str:
         """The unreadable examples in words; empty if there are none."""
-        return "" if self._pipeline is None else self._pipeline.bad.report()
+        self._collect()
+        if not self._bad:
+            return ""
+        lines = [f"  {name}: {reason}" for _, (name, reason) in sorted(self._bad.items())]
+        return "\n".join([f"{len(lines)} pictures could not be read:", *lines])
 
     def _collect(self) -> None:
         if self._pipeline is not None:
-            self._known_bad |= {index for index, *_ in self._pipeline.bad.items}
+            for index, name, reason in list(self._pipeline.bad.items):
+                self._bad[int(index)] = (str(name), str(reason))
 
 
 def pipeline_arguments(recipe: Recipe, image_shape, num_classes: int) -> dict[str, Any]:

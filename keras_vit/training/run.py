@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -188,16 +189,19 @@ def _fit(trained, feed: Feed, plan: Plan, keeper: Keeper, validation, callbacks)
             keras.ops.convert_to_numpy(variable) for variable in trained.metrics_variables
         ]
     for first, end, batches in plan.segments(keeper.position):
-        trained.fit(
-            feed.batches(keeper.position, plan.batch_size),
-            initial_epoch=first,
-            epochs=end,
-            steps_per_epoch=batches,
-            validation_data=validation,
-            callbacks=callbacks,
-            shuffle=False,
-            verbose=0,
-        )
+        with warnings.catch_warnings():
+            # Said of every data set whose length Keras does not know, such as validation's.
+            warnings.filterwarnings("ignore", "Your input ran out of data")
+            trained.fit(
+                feed.batches(keeper.position, plan.batch_size),
+                initial_epoch=first,
+                epochs=end,
+                steps_per_epoch=batches,
+                validation_data=validation,
+                callbacks=callbacks,
+                shuffle=False,
+                verbose=0,
+            )
         if trained.stop_training:
             break
 
