@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -120,8 +121,8 @@ def _as_arrays(data: Any) -> tuple[Any, Any] | None:
 class Predictor:
     """Runs a model batch by batch; a smaller last batch is filled up, and cut again.
 
-    Every new shape would be compiled anew. A model's answer for an image does not depend on the
-    others in inference.
+    Every new shape would be compiled anew, and one that a `keras.distribution` does not divide
+    would fail. A model's answer for an image does not depend on the others in inference.
 
     Args:
         model: a Keras model.
@@ -130,11 +131,13 @@ class Predictor:
     def __init__(self, model: keras.Model):
         self.model = model
         self._size = 0
+        distribution = keras.distribution.distribution()
+        self._devices = 1 if distribution is None else math.prod(distribution.device_mesh.shape)
 
     def __call__(self, images: np.ndarray) -> Any:
         """The model's outputs for a batch, as NumPy arrays."""
         count = len(images)
-        self._size = max(self._size, count)
+        self._size = max(self._size, -(-count // self._devices) * self._devices)
         if count < self._size:
             filling = np.repeat(images[-1:], self._size - count, axis=0)
             images = np.concatenate([images, filling])

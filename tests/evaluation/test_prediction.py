@@ -185,3 +185,29 @@ def test_batches_are_counted_where_they_can_be():
     assert count_batches(iter(cut(4))) is None
     assert count_batches(iter(cut(4)), steps=2) == 2
     assert [len(images) for images, _ in batches(IMAGES, 4)] == [4, 4, 3]
+
+
+@pytest.mark.skipif(harness.BACKEND != "jax", reason="keras.distribution is JAX's")
+@pytest.mark.multi_device
+def test_batches_that_the_devices_do_not_divide():
+    code = """
+import os
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
+import keras_vit, keras, numpy as np
+from keras_vit.evaluation import predict_all
+images = np.random.default_rng(0).uniform(0, 255, (11, 8, 8, 3)).astype("float32")
+
+def logits():
+    keras.utils.set_random_seed(0)
+    model = keras_vit.VisionTransformer(image_shape=(8, 8, 3), patch_size=4, hidden_dim=8,
+        num_layers=1, num_heads=2, mlp_dim=12, num_classes=3)
+    model.get_layer("head").kernel.assign(np.arange(24).reshape(8, 3) / 24)
+    return predict_all(model, images, progress=False, batch_size=6)[0]
+
+one = logits()
+keras.distribution.set_distribution(keras.distribution.DataParallel())
+many = logits()
+np.testing.assert_allclose(many, one, atol=1e-5)
+print(many.shape)
+"""
+    assert harness.run_python(code).strip().endswith("(11, 3)")
