@@ -14,11 +14,12 @@ MAX_LINES = 400
 ROWS = [
     {"_checks": ()},
     {
-        **{name: () for name in ("variants", "recipes", "_deps", "_atomic", "_progress")},
+        **{name: () for name in ("variants", "recipe", "_deps", "_atomic", "_progress")},
         "sincos": ("numpy",),
     },
     {
         "counts": (),
+        "recipes": (),
         "layers": ("keras", "numpy"),
         "checkpoints": ("numpy",),
         "data": ("tensorflow", "numpy"),

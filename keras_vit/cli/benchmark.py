@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import argparse
 
-from keras_vit import recipes
 from keras_vit.cli import options as shared
 from keras_vit.cli import settings
+from keras_vit.recipe import DEFAULT_SIZE
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
     from keras_vit.training.feeds import SourceFeed
 
     recipe, arguments = settings.split(options.set, options.recipe)
-    recipe = recipe if recipe.image_size else recipe.replace(image_size=recipes.DEFAULT_SIZE)
+    recipe = recipe if recipe.image_size else recipe.replace(image_size=DEFAULT_SIZE)
     shape = settings.model_arguments(recipe, arguments, 1)["image_shape"]
     source = open_source(options.data)
     feed = SourceFeed(source, recipe, shape, source.num_classes, cache=options.cache)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import argparse
 import json
+from typing import Any
 
 from keras_vit.cli import options as shared
-from keras_vit.recipes import EVALUATION_CROPS
+from keras_vit.recipe import EVALUATION_CROPS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,8 +60,9 @@ def run(options: argparse.Namespace) -> int:
     if options.knn_data is not None:
         train = _features(open_source(options.knn_data), model, options, known)
         test = _features(source, model, options, known)
-        found["knn"] = float((knn(*train, test[0]) == test[1]).mean())
-        probe = few_shot_probe(*train, *test, shots=(None,))
+        votes = knn(*train, test[0])
+        found["knn"] = float((votes.argmax(-1) == test[1]).mean())
+        probe = few_shot_probe(*train, *test, shots=(None,))[0]
         found["linear_probe"] = probe.to_dict()
         text += f"\nk-NN      {found['knn']:.2%}\n{probe.text()}"
     unreadable = pipeline.bad.report()
@@ -87,7 +89,7 @@ def _pipeline(source, model, options: argparse.Namespace, known: dict):
     )
 
 
-def _features(source, model, options, known):
+def _features(source, model, options, known) -> Any:
     from keras_vit.evaluation import extract_features
 
     pipeline = _pipeline(source, model, options, known)

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from keras_vit.cli import options as shared
-from keras_vit.recipes import EVALUATION_CROPS
+from keras_vit.recipe import EVALUATION_CROPS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

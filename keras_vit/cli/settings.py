@@ -7,7 +7,8 @@ import difflib
 from typing import Any
 
 from keras_vit.counts import BIT_DEFAULTS, VIT_DEFAULTS, count_params
-from keras_vit.recipes import Recipe, get_recipe
+from keras_vit.recipe import Recipe
+from keras_vit.recipes import get_recipe
 
 # Arguments of the models that change no parameter count, so that the counts have no defaults.
 _OTHERS = (

@@ -1,6 +1,7 @@
 """Training: recipes, optimizers, and runs that survive being killed."""
 
-from keras_vit.recipes import Recipe, get_recipe, list_recipes
+from keras_vit.recipe import Recipe
+from keras_vit.recipes import get_recipe, list_recipes
 from keras_vit.training.averages import EvaluateAverages, swap_averages
 from keras_vit.training.callbacks import NonFiniteLossError, StopOnNonFinite
 from keras_vit.training.compiling import optimizer_of, prepare, schedule_of

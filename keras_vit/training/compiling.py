@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 from keras_vit.models.base import FlatModel
-from keras_vit.recipes import Recipe
+from keras_vit.recipe import Recipe
 from keras_vit.training.groups import layer_decay_multipliers
 from keras_vit.training.lora import enable_lora
 from keras_vit.training.losses import Crossentropy, accuracy

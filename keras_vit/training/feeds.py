@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from keras_vit.recipes import Recipe
+from keras_vit.recipe import Recipe
 
 
 class Feed(Protocol):

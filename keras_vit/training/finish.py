@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import keras
 
 from keras_vit.evaluation import metrics, predict_all
-from keras_vit.recipes import Recipe
+from keras_vit.recipe import Recipe
 from keras_vit.training.result import Result
 
 
-def report_run(result: Result, validation: Any, recipe: Recipe, feed: Any) -> None:
+def report_run(result: Result, folder: Path, validation: Any, recipe: Recipe, feed: Any) -> None:
     """Writes `report.html` and `report.png` into the run's directory.
 
     Without matplotlib it says so and writes nothing: the run itself is whole.
 
     Args:
-        result: of the run, with a directory.
+        result: of the run.
+        folder: its directory.
         validation: labelled batches.
         recipe: the recipe.
         feed: the training data.
@@ -25,7 +27,8 @@ def report_run(result: Result, validation: Any, recipe: Recipe, feed: Any) -> No
     from keras_vit.training.report import worst_mistakes, write_report
 
     names = getattr(feed, "class_names", None)
-    evaluation = metrics(*predict_all(result.model, validation), names)
+    found: Any = predict_all(result.model, validation)
+    evaluation = metrics(*found, names)
     facts = {
         "model": f"{result.model.name}, {result.model.count_params():,} parameters",
         "recipe": recipe.name,
@@ -36,7 +39,7 @@ def report_run(result: Result, validation: Any, recipe: Recipe, feed: Any) -> No
     }
     try:
         write_report(
-            result.folder,
+            folder,
             result.history,
             evaluation,
             worst_mistakes(result.model, validation, 12),

@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from keras_vit import _checks
-from keras_vit.recipes import LOSSES
+from keras_vit.recipe import LOSSES
 
 
 def shares(labels, num_classes: int):

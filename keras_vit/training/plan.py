@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from keras_vit.recipes import Recipe
+from keras_vit.recipe import Recipe
 
 
 @dataclass(frozen=True)

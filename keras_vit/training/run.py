@@ -11,7 +11,8 @@ import keras
 
 from keras_vit import _checks
 from keras_vit.models.base import FlatModel, default_compilation
-from keras_vit.recipes import Recipe, get_recipe
+from keras_vit.recipe import Recipe
+from keras_vit.recipes import get_recipe
 from keras_vit.training import directory
 from keras_vit.training.averages import EvaluateAverages, swap_averages
 from keras_vit.training.callbacks import Keeper, Progress, StopOnNonFinite
@@ -115,7 +116,7 @@ def train(
         if unreadable:
             directory.write_text(folder / directory.BAD_FILE, unreadable + "\n")
         if report and evaluation is not None:
-            report_run(result, evaluation, recipe, feed)
+            report_run(result, folder, evaluation, recipe, feed)
     return result
 
 
@@ -162,7 +163,7 @@ def _is_feed(data) -> bool:
 
 def _with_teacher(model: FlatModel, recipe: Recipe, teacher) -> keras.Model:
     """The model that is fitted."""
-    if teacher is None:
+    if teacher is None or recipe.distillation is None:
         return model
     distiller = Distiller(
         model,
