@@ -41,6 +41,8 @@ def check(options: argparse.Namespace) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Evaluates, and prints what was found."""
+    import numpy as np
+
     from keras_vit.cli.models import load
     from keras_vit.data import open_source
     from keras_vit.evaluation import few_shot_probe, knn, metrics, predict_all
@@ -53,16 +55,17 @@ def run(options: argparse.Namespace) -> int:
     text = ""
     if classes is not None:
         logits, labels = predict_all(model, pipeline.dataset)
-        result = metrics(logits, labels, known.get("class_names") or source.class_names)
+        names = known.get("class_names") or source.class_names
+        result = metrics(logits, np.asarray(labels), names)
         found, text = result.to_dict(), result.text()
     elif options.knn_data is None:
         raise ValueError("The model has no head: give --knn-data to measure its features.")
     if options.knn_data is not None:
         train = _features(open_source(options.knn_data), model, options, known)
         test = _features(source, model, options, known)
-        votes = knn(*train, test[0])
+        votes = knn(train[0], train[1], test[0])
         found["knn"] = float((votes.argmax(-1) == test[1]).mean())
-        probe = few_shot_probe(*train, *test, shots=(None,))[0]
+        probe = few_shot_probe(train[0], train[1], test[0], test[1], shots=(None,))[0]
         found["linear_probe"] = probe.to_dict()
         text += f"\nk-NN      {found['knn']:.2%}\n{probe.text()}"
     unreadable = pipeline.bad.report()

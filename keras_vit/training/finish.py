@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_vit.evaluation import metrics, predict_all
 from keras_vit.recipe import Recipe
@@ -27,8 +28,8 @@ def report_run(result: Result, folder: Path, validation: Any, recipe: Recipe, fe
     from keras_vit.training.report import worst_mistakes, write_report
 
     names = getattr(feed, "class_names", None)
-    found: Any = predict_all(result.model, validation)
-    evaluation = metrics(*found, names)
+    logits, labels = predict_all(result.model, validation)
+    evaluation = metrics(logits, np.asarray(labels), names)
     facts = {
         "model": f"{result.model.name}, {result.model.count_params():,} parameters",
         "recipe": recipe.name,
