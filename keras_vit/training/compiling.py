@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import keras
 import numpy as np
 
+from keras_vit import _checks
 from keras_vit.models.base import FlatModel
 from keras_vit.recipe import Recipe
 from keras_vit.training.groups import layer_decay_multipliers
@@ -83,6 +85,7 @@ def prepare(model: FlatModel, recipe: Recipe, total_steps: int) -> WarmupSchedul
     Raises:
         ValueError: if the model does not fit the recipe.
     """
+    check_model(model, recipe)
     config = model.flat_config
     if config["num_classes"] is None or config["classifier_activation"] is not None:
         raise ValueError(
@@ -105,6 +108,26 @@ def prepare(model: FlatModel, recipe: Recipe, total_steps: int) -> WarmupSchedul
         metrics=[accuracy],
     )
     return schedule
+
+
+def check_model(model: FlatModel, recipe: Recipe) -> None:
+    """Raises a ValueError unless the model was built as the recipe says."""
+    config: dict[str, Any] = {**model.flat_config, "dtype": model.dtype_policy.name}
+    wrong = {
+        name: value for name, value in recipe.model_arguments().items() if config.get(name) != value
+    }
+    if recipe.image_size is not None:
+        shape = (*_checks.int_pair("image_size", recipe.image_size), config["image_shape"][-1])
+        if tuple(config["image_shape"]) != shape:
+            wrong["image_shape"] = shape
+    if wrong:
+        raise ValueError(
+            f"The recipe {recipe.name} is for a model with "
+            f"{', '.join(f'{name}={value!r}' for name, value in wrong.items())}: build the model "
+            "so, or set these fields of the recipe (image_size for image_shape) to None by "
+            "recipe.replace. Received: "
+            f"{', '.join(f'{name}={config.get(name)!r}' for name in wrong)}"
+        )
 
 
 def build_state(model: keras.Model, images: np.ndarray, labels: np.ndarray) -> None:

@@ -82,7 +82,7 @@ def train(
     feed = _feed(data, recipe, model, options)
     evaluation = validation
     if validation is not None and not _is_feed(data):
-        evaluation = _evaluation(validation, recipe, model, options)
+        validation, evaluation = _evaluation(validation, recipe, model, options)
     folder = None if output is None else Path(output).expanduser()
     if folder is not None:
         words = getattr(validation, "description", "none" if validation is None else "given")
@@ -141,20 +141,20 @@ def _feed(data, recipe: Recipe, model: FlatModel, options: dict) -> Feed:
 
 
 def _evaluation(validation, recipe: Recipe, model: FlatModel, options: dict):
-    """`validation_data` for `fit`, from a source or what names one."""
+    """The source, and `validation_data` for `fit`."""
     from keras_vit.data import open_source
 
-    config = model.flat_config
+    source, config = open_source(validation), model.flat_config
     kept = {name: value for name, value in options.items() if name in ("on_bad", "cache")}
     pipeline = evaluation_batches(
-        open_source(validation),
+        source,
         recipe,
         config["image_shape"],
         config["num_classes"],
         recipe.batch_size // recipe.accumulation_steps,
         **kept,
     )
-    return pipeline.dataset
+    return source, pipeline.dataset
 
 
 def _is_feed(data) -> bool:

@@ -21,7 +21,7 @@ pytest.importorskip("tensorflow", reason="keras_vit.data reads through tf.data")
 pytest.importorskip("PIL", reason="keras_vit.data decodes with Pillow")
 
 # More of them for a thorough trial.
-KILLS = int(os.environ.get("KERAS_VIT_KILLS", "2"))
+KILLS = int(os.environ.get("KERAS_VIT_KILLS", "1"))
 
 SETTINGS = (
     *("image_size=16", "patch_size=4", "hidden_dim=16", "num_layers=2", "num_heads=2"),
@@ -102,6 +102,7 @@ def losses(output):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900 + 60 * KILLS)
 def test_killed_runs_end_like_whole_ones(pictures, tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     finish(pictures, whole)
