@@ -22,6 +22,9 @@ SCHEDULES = ("cosine", "linear", "rsqrt", "constant")
 LOSSES = ("softmax", "sigmoid")
 CROPS = ("inception", "resize_small", "squash", "none")
 EVALUATION_CROPS = ("squash", "resize_small", "none")
+POOLINGS = ("token", "gap", "mean", "token_gap", "map")
+POSITION_EMBEDDINGS = ("learned", "learned_2d", "sincos2d", "relative", "none")
+DTYPES = ("float32", "bfloat16", "float16", "float64", "mixed_bfloat16", "mixed_float16")
 DISTILLATIONS = (None, "hard", "soft")
 
 
@@ -293,14 +296,14 @@ _FIELDS: dict[str, Callable[[str, Any], Any]] = {
     "dropout_rate": _checks.rate,
     "drop_path_rate": _checks.rate,
     "representation_size": _checks.positive_int,
-    "pooling": _text,
-    "position_embedding": _text,
+    "pooling": _choice(POOLINGS),
+    "position_embedding": _choice(POSITION_EMBEDDINGS),
     "initial_head_bias": _checks.number,
     "train_blocks": _checks.non_negative_int,
     "lora_rank": _checks.positive_int,
     "distillation": _choice(DISTILLATIONS),
     "distillation_weight": _number(0, 1),
     "temperature": _checks.positive_float,
-    "dtype": _text,
+    "dtype": _choice(DTYPES),
     "seed": _checks.non_negative_int,
 }

@@ -43,12 +43,11 @@ def run(options: argparse.Namespace) -> int:
     """Evaluates, and prints what was found."""
     import numpy as np
 
-    from keras_vit.cli.models import load
-    from keras_vit.data import open_source
+    from keras_vit.cli.models import load, open_data
     from keras_vit.evaluation import few_shot_probe, knn, metrics, predict_all
 
     model, known = load(options.model)
-    source = open_source(options.data)
+    source = open_data(options.data, known)
     pipeline = _pipeline(source, model, options, known)
     classes = model.flat_config["num_classes"]
     found: dict = {}
@@ -61,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
     elif options.knn_data is None:
         raise ValueError("The model has no head: give --knn-data to measure its features.")
     if options.knn_data is not None:
-        train = _features(open_source(options.knn_data), model, options, known)
+        train = _features(open_data(options.knn_data, known), model, options, known)
         test = _features(source, model, options, known)
         votes = knn(train[0], train[1], test[0])
         found["knn"] = float((votes.argmax(-1) == test[1]).mean())

@@ -24,13 +24,19 @@ def load(source: str, **arguments) -> tuple[Any, dict[str, Any]]:
     from keras_vit.training.directory import CONFIG_FILE, MODEL_FILE
 
     path = Path(source).expanduser()
-    config = path / CONFIG_FILE
-    known: dict[str, Any] = {}
-    if _is_run(config):
-        known = _facts(json.loads(config.read_text(encoding="utf-8")))
+    known = _facts(path / CONFIG_FILE)
+    if known or (path / MODEL_FILE).exists():
         path = path / MODEL_FILE
+        if not known:
+            raise ValueError(
+                f"{path.parent / CONFIG_FILE} is damaged or missing, which says what the classes "
+                f"are. {path} can be read without it."
+            )
         if not path.exists():
-            raise ValueError(f"The run {source} is not through: it has no {MODEL_FILE} yet.")
+            raise ValueError(
+                f"The run {source} is not through: it has no {MODEL_FILE} yet. The command that "
+                "began it goes on with it."
+            )
     if path.suffix != ".keras" or "://" in source:
         model = from_checkpoint(source, **arguments)
         names = getattr(model.source, "class_names", None)
@@ -40,15 +46,36 @@ def load(source: str, **arguments) -> tuple[Any, dict[str, Any]]:
     return load_model(path), known
 
 
-def _is_run(config: Path) -> bool:
+def _facts(config: Path) -> dict[str, Any]:
+    """What the directory of a run says; empty where that is none, or its file is damaged."""
     try:
-        return "recipe" in json.loads(config.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
+        found = json.loads(config.read_text(encoding="utf-8"))
+        return {
+            "class_names": found["data"]["class_names"],
+            "evaluation": found["recipe"]["evaluation"],
+        }
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
 
 
-def _facts(config: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "class_names": config["data"].get("class_names"),
-        "evaluation": config["recipe"]["evaluation"],
-    }
+def open_data(spec: str, known: dict[str, Any]) -> Any:
+    """Opens labelled pictures, their classes numbered as the model's.
+
+    Args:
+        spec: of `open_source`.
+        known: of `load`.
+
+    Raises:
+        ValueError: if the pictures are of other classes than those that the model was trained on.
+    """
+    from keras_vit.data import open_source
+
+    names = known.get("class_names")
+    if not names or spec.startswith(("tfds:", "tfrecord:")):
+        return open_source(spec)
+    try:
+        return open_source(spec, class_names=names)
+    except ValueError:
+        if "evaluation" in known:
+            raise
+        return open_source(spec)  # published models have other words for their classes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import glob
 import sys
 from pathlib import Path
 from typing import Any
@@ -83,8 +84,11 @@ def add_data_option(parser: argparse.ArgumentParser, name: str = "--data", **kwa
 def check_data(option: str, spec: str | None) -> None:
     """Raises a ValueError unless a data option names something that can be there."""
     if spec is None or spec.startswith(("tfds:", "tfrecord:")):
-        if spec is not None and not spec.partition(":")[2]:
+        kind, _, name = (spec or "tfds:?").partition(":")
+        if not name:
             raise ValueError(f"{option} must name something behind the colon. Received: {spec}")
+        if kind == "tfrecord" and "://" not in name and not glob.glob(name):
+            raise ValueError(f"{option}: no file matches the pattern. Received: {spec}")
         return
     if not Path(spec).expanduser().exists():
         raise ValueError(

@@ -45,6 +45,8 @@ def _paths(patterns: list[str]) -> list[str]:
         # A file whose name looks like a pattern is meant itself.
         names = [pattern] if Path(pattern).exists() else sorted(glob.glob(pattern, recursive=True))
         names = [name for name in names if not Path(name).is_dir()]
+        if not names and Path(pattern).is_dir():
+            raise ValueError(f"{pattern} is a directory: name its pictures, as '{pattern}/*.jpg'.")
         if not names:
             raise ValueError(f"No such file, and no file matches: {pattern}")
         found += names

@@ -11,11 +11,15 @@ report.html and report.png.
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 
 from keras_vit import recipes
+from keras_vit.checkpoints import pretrained
 from keras_vit.cli import options as shared
 from keras_vit.cli import settings
+
+RUN_FILE = "config.json"  # of every run's directory
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -87,16 +91,40 @@ def check(options: argparse.Namespace) -> None:
         raise ValueError("Give --model NAME, --weights SRC, or both.")
     if options.model is not None:
         settings.check_model(options.model, recipe, arguments)
-    elif "://" not in options.weights:
-        shared.check_model("--weights", options.weights)
+    _check_weights(options.model, options.weights)
     if options.teacher is not None:
         shared.check_model("--teacher", options.teacher)
     if (options.teacher is None) != (recipe.distillation is None):
         raise ValueError("--teacher and --set distillation=hard (or soft) go together.")
-    if options.checkpoint_minutes <= 0:
-        raise ValueError("--checkpoint-minutes must be positive.")
-    if options.output.exists() and not options.output.is_dir():
-        raise ValueError(f"--output: {options.output} is a file; expected a directory.")
+    if not 0 < options.checkpoint_minutes < math.inf:
+        raise ValueError("--checkpoint-minutes must be a positive number.")
+    _check_output(options.output)
+
+
+def _check_weights(variant: str | None, weights: str | None) -> None:
+    if weights is None or "://" in weights or Path(weights).expanduser().exists():
+        return
+    if variant is not None:
+        pretrained.find(variant, weights)  # what is no path is a name of the table
+        return
+    raise ValueError(
+        f"--weights: no such file or directory. A published name needs --model. Received: {weights}"
+    )
+
+
+def _check_output(output: Path) -> None:
+    output = output.expanduser()
+    there = next(path for path in (output, *output.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise ValueError(f"--output: {there} is a file; expected a directory.")
+    # As the run itself will say, after a while.
+    names = [path.name for path in there.iterdir()] if there == output else []
+    foreign = sorted(name for name in names if not name.startswith("."))
+    if foreign and RUN_FILE not in names:
+        raise ValueError(
+            f"--output: {output} holds no run, but other files ({', '.join(foreign[:5])}): name an "
+            "empty or new directory."
+        )
 
 
 def run(options: argparse.Namespace) -> int:

@@ -68,7 +68,7 @@ def _compare(path: Path, config: dict[str, Any]) -> None:
         ]
         if known["backend"] != config["backend"]:
             differences.append(f"backend: {known['backend']} there, {config['backend']} now")
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise ValueError(f"{path} cannot be read ({error!r}): name a new directory.") from error
     if differences:
         raise ValueError(
