@@ -11,25 +11,15 @@ import json
 from typing import Any
 
 from keras_vit.cli import options as shared
-from keras_vit.recipe import EVALUATION_CROPS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.add_argument(
-        "--model",
-        required=True,
-        metavar="SRC",
-        help="a run's directory, .keras file, checkpoint, hf:// or https:// address",
-    )
+    shared.add_inference_options(parser, 64, "print one JSON object")
     shared.add_data_option(parser, required=True)
     shared.add_data_option(
         parser, "--knn-data", help="labelled pictures: adds k-NN and a linear probe on features"
     )
-    parser.add_argument("--batch-size", type=shared.positive, default=64, metavar="N")
-    parser.add_argument("--crop", choices=EVALUATION_CROPS, help="the run's, else squash")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    shared.add_backend_option(parser)
 
 
 def check(options: argparse.Namespace) -> None:

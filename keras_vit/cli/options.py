@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_vit._deps import BACKENDS
+from keras_vit.recipe import EVALUATION_CROPS
 
 
 def positive(text: str) -> int:
@@ -79,6 +80,20 @@ def add_data_option(parser: argparse.ArgumentParser, name: str = "--data", **kwa
     """Adds an option that names labelled pictures; see `check_data`."""
     help_text = "folder with a folder a class, CSV file, tfds:NAME[:split], or tfrecord:PATTERN"
     parser.add_argument(name, metavar="DATA", **{"help": help_text, **kwargs})
+
+
+def add_inference_options(parser: argparse.ArgumentParser, batch_size: int, json: str) -> None:
+    """Adds what evaluation and prediction share: the model, how pictures come, what is printed."""
+    parser.add_argument(
+        "--model",
+        required=True,
+        metavar="SRC",
+        help="a run's directory, .keras file, checkpoint, hf:// or https:// address",
+    )
+    parser.add_argument("--batch-size", type=positive, default=batch_size, metavar="N")
+    parser.add_argument("--crop", choices=EVALUATION_CROPS, help="the run's, else squash")
+    parser.add_argument("--json", action="store_true", help=json)
+    add_backend_option(parser)
 
 
 def check_data(option: str, spec: str | None) -> None:

@@ -13,23 +13,13 @@ import sys
 from pathlib import Path
 
 from keras_vit.cli import options as shared
-from keras_vit.recipe import EVALUATION_CROPS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.add_argument(
-        "--model",
-        required=True,
-        metavar="SRC",
-        help="a run's directory, .keras file, checkpoint, hf:// or https:// address",
-    )
+    shared.add_inference_options(parser, 32, "print a JSON object a line")
     parser.add_argument("files", nargs="+", metavar="FILE", help="pictures, or patterns of them")
     parser.add_argument("--top", type=shared.positive, default=3, metavar="N", help="classes (3)")
-    parser.add_argument("--batch-size", type=shared.positive, default=32, metavar="N")
-    parser.add_argument("--crop", choices=EVALUATION_CROPS, help="the run's, else squash")
-    parser.add_argument("--json", action="store_true", help="print a JSON object a line")
-    shared.add_backend_option(parser)
 
 
 def check(options: argparse.Namespace) -> None:
