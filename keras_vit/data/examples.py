@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection
 from contextlib import contextmanager
 
 import numpy as np
+import tensorflow as tf
 
 from keras_vit.data.decoding import BadPicture, Encoded, Image, open_picture
 from keras_vit.data.source import Source
@@ -19,6 +20,11 @@ _LISTED = 20
 
 class BadExamples:
     """What could not be read so far.
+
+    Args:
+        source: the source.
+        known: indices that are left out beforehand.
+        least: how many readable examples there have to be.
 
     Attributes:
         items: `(index, name, reason)` of each, in the order in which they were met.
@@ -31,21 +37,20 @@ class BadExamples:
         self._lock = threading.Lock()
 
     def add(self, index: int, reason: str) -> None:
-        """Notes an example, once.
-
-        Raises:
-            ValueError: if fewer than `least` examples of the source are left.
-        """
+        """Notes an example, once."""
         with self._lock:
             if index not in self._reasons:
                 self._reasons[index] = reason
                 self.items.append((index, self._source.names([index])[0], reason))
-            left = self._source.size - len(self._reasons)
-            if left < self._least:
-                raise ValueError(
-                    f"{left or 'No'} pictures of {self._source.description} can be read; at least "
-                    f"{self._least} must be.\n{self.report()}"
-                )
+
+    def check(self) -> None:
+        """Raises a ValueError if fewer than `least` examples of the source are left."""
+        left = self._source.size - len(self._reasons)
+        if left < self._least:
+            raise ValueError(
+                f"{left or 'No'} pictures of {self._source.description} can be read; at least "
+                f"{self._least} must be.\n{self.report()}"
+            )
 
     def __contains__(self, index: int) -> bool:
         return index in self._reasons
@@ -124,6 +129,8 @@ class Examples:
                 self.bad.add(index, str(error))
             except ValueError as error:
                 raise ValueError(f"{self.source.names([index])[0]}: {error}") from error
+        # Not only once: a batch has to end for its errors to be seen.
+        self.bad.check()
         shape = (*self.prepare.image_size, self.prepare.channels)
         return np.zeros(shape, self.dtype), np.int32(0), False
 
@@ -216,7 +223,7 @@ def for_tf_data(function: Callable, at_end: Callable) -> Callable:
         with _counted():
             return (at_end if _ENDING.is_set() else function)(*arguments)
 
-    return call
+    return tf.autograph.experimental.do_not_convert(call)
 
 
 @atexit.register

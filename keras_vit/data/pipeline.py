@@ -226,6 +226,8 @@ class Pipeline:
         data = self._finished(data)
         if self.training:
             data = data.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+        else:
+            data = _at_most(data, max(self.steps - self.start_step, 0))
         options = tf.data.Options()
         options.deterministic = True
         if self.shard[1] > 1:
@@ -320,6 +322,17 @@ def pipeline(source: Any, image_size: int | tuple[int, int], **options: Any):
         `tf.data.Dataset` of (images, labels).
     """
     return Pipeline(source, image_size, **options).dataset
+
+
+def _at_most(data, batches: int):
+    """The dataset, its cardinality said to be `batches`, though it may turn out to be smaller.
+
+    Keras warns at the end of data of unknown length, and TensorFlow's `assert_cardinality` fails
+    if unreadable pictures leave a batch fewer. `take` only counts as known behind something
+    endless: here, endlessly nothing.
+    """
+    nothing = data.take(0).filter(lambda *batch: False).repeat()
+    return data.concatenate(nothing).take(batches)
 
 
 def _strength(name: str, value: Any) -> float:

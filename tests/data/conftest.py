@@ -11,7 +11,7 @@ CLASSES = ("ape", "bee", "cow")
 COUNTS = (5, 4, 4)
 
 
-def write_picture(path, name, size=(23, 19)):
+def _write_picture(path, name, size=(23, 19)):
     """A JPEG or PNG of noise that its name alone decides."""
     path.parent.mkdir(parents=True, exist_ok=True)
     coarse = harness.random_for(name).integers(0, 256, (5, 4, 3)).astype("uint8")
@@ -19,7 +19,13 @@ def write_picture(path, name, size=(23, 19)):
 
 
 @pytest.fixture(scope="session")
-def folder(tmp_path_factory):
+def write_picture():
+    """Writes a picture of a path and a name."""
+    return _write_picture
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory, write_picture):
     """Thirteen pictures of three classes."""
     root = tmp_path_factory.mktemp("pictures")
     for name, count in zip(CLASSES, COUNTS, strict=True):
