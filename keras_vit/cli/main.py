@@ -38,6 +38,8 @@ _OPTIONS = (
         "Pass --set pixel_range=..., or --set include_rescaling=False",
     ),
     (r"\btake (activation)='(\w+)'", r"take --set \1=\2"),
+    (r'`on_bad="skip"`', "--on-bad skip"),
+    (r'`crop="none"`', "crop=none"),
     (r"`skip`", "--skip"),
     (r"`resampling`", "--resampling"),
 )
@@ -71,8 +73,25 @@ def main(argv: Sequence[str] | None = None) -> int:
             return BROKEN_PIPE
         # CheckpointError is a ValueError, NonFiniteLossError an ArithmeticError.
         except (ValueError, ImportError, OSError, ArithmeticError) as error:
-            print(f"keras-vit: error: {in_options(str(error))}", file=sys.stderr)
-            return 1
+            return _failed(str(error))
+        except Exception as error:
+            reason = _reason(error)
+            if reason is None:
+                raise
+            return _failed(reason)
+
+
+def _failed(message: str) -> int:
+    print(f"keras-vit: error: {in_options(message)}", file=sys.stderr)
+    return 1
+
+
+def _reason(error: Exception) -> str | None:
+    """What tf.data wraps up in an error of its own; `None` if that is not what it is."""
+    if not type(error).__module__.startswith("tensorflow."):
+        return None
+    found = re.search(r"\b(?:ValueError|OSError|BadPicture): (.+)", str(error))
+    return found and found[1]
 
 
 def in_options(message: str) -> str:

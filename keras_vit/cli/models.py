@@ -41,6 +41,8 @@ def load(source: str, **arguments) -> tuple[Any, dict[str, Any]]:
         model = from_checkpoint(source, **arguments)
         names = getattr(model.source, "class_names", None)
         return model, {"class_names": list(names)} if names else {}
+    if path.name == MODEL_FILE:
+        known = _facts(path.parent / CONFIG_FILE)
     if arguments:
         raise ValueError(f"{path} says everything itself: leave out {', '.join(arguments)}.")
     return load_model(path), known

@@ -13,11 +13,7 @@ from keras_vit._progress import ProgressLine, duration
 from keras_vit.training.plan import Plan
 from keras_vit.training.randomness import random_arrays, restore_random
 from keras_vit.training.record import Record
-from keras_vit.training.state import Checkpoints
-
-
-class NonFiniteLossError(ArithmeticError):
-    """The loss is no number any more."""
+from keras_vit.training.state import Checkpoints, NonFiniteLossError
 
 
 class StopOnNonFinite(keras.callbacks.Callback):
@@ -48,6 +44,10 @@ class StopOnNonFinite(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         """Looks at what is left."""
+        self.look()
+
+    def look(self) -> None:
+        """Looks at all losses so far."""
         while self._pending:
             self._check(*self._pending.popleft())
 
@@ -74,6 +74,7 @@ class Keeper(keras.callbacks.Callback):
         position: number of batches fitted so far.
         minutes: minutes after which a state is saved inside of an epoch.
         note: what else a state has to hold.
+        guard: is called before a state is saved, and raises if it must not be.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Keeper(keras.callbacks.Callback):
         position: int,
         minutes: float,
         note: Callable[[], dict],
+        guard: Callable[[], None] = lambda: None,
     ):
         super().__init__()
         self.plan = plan
@@ -93,6 +95,7 @@ class Keeper(keras.callbacks.Callback):
         self.position = position
         self.minutes = minutes
         self.note = note
+        self.guard = guard
         # Values of the metrics' variables to go on from, in the first epoch after a restart.
         self.metric_values: list | None = None
         # What Keras draws between two epochs (PyTorch's loaders do, a time for each `fit`) must
@@ -142,6 +145,7 @@ class Keeper(keras.callbacks.Callback):
 
     def _save(self):
         if self.checkpoints is not None:
+            self.guard()
             note = {**self.note(), "position": self.position, "history": self.record.rows}
             self.checkpoints.save(self.model, self.position, note)
         self._saved = time.monotonic()

@@ -31,8 +31,8 @@ def describe_run(model, recipe, feed, validation: str) -> dict[str, Any]:
     }
 
 
-def claim(folder: Path, config: dict[str, Any]) -> None:
-    """Makes the directory that of a run, or checks that it is.
+def check(folder: Path, config: dict[str, Any]) -> None:
+    """Checks that the directory is the run's, or free; writes nothing.
 
     Args:
         folder: the directory.
@@ -43,7 +43,8 @@ def claim(folder: Path, config: dict[str, Any]) -> None:
     """
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file; expected a directory, or a name that is free.")
-    folder.mkdir(parents=True, exist_ok=True)
+    if not folder.exists():
+        return
     path = folder / CONFIG_FILE
     if path.exists():
         _compare(path, config)
@@ -54,6 +55,14 @@ def claim(folder: Path, config: dict[str, Any]) -> None:
             f"{folder} holds no run, but other files ({', '.join(sorted(foreign)[:5])}): name an "
             "empty or new directory."
         )
+
+
+def claim(folder: Path, config: dict[str, Any]) -> None:
+    """Makes a directory that `check` has passed that of the run."""
+    path = folder / CONFIG_FILE
+    if path.exists():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
     write_text(path, json.dumps({**config, "keras": keras.version()}, indent=2) + "\n")
 
 

@@ -83,10 +83,11 @@ def train(
     evaluation = validation
     if validation is not None and not _is_feed(data):
         validation, evaluation = _evaluation(validation, recipe, model, options)
-    folder = None if output is None else Path(output).expanduser()
+    folder, described = None if output is None else Path(output).expanduser(), {}
     if folder is not None:
         words = getattr(validation, "description", "none" if validation is None else "given")
-        directory.claim(folder, directory.describe_run(model, recipe, feed, words))
+        described = directory.describe_run(model, recipe, feed, words)
+        directory.check(folder, described)
 
     keras.utils.set_random_seed(recipe.seed)
     trainable = [layer.trainable for layer in model.layers]
@@ -95,15 +96,23 @@ def train(
     trained = _with_teacher(model, recipe, teacher)
     _build(trained, feed, plan)
 
+    if folder is not None:  # not before: what cannot be trained leaves nothing behind
+        directory.claim(folder, described)
     checkpoints = None if folder is None else Checkpoints(folder / "checkpoints", keep)
     note = (checkpoints and checkpoints.load_newest(trained)) or {"position": 0, "history": []}
     feed.restore(note)
     record, position = Record(folder, note["history"]), note["position"]
+    guard = StopOnNonFinite(lambda number: feed.names_of_batch(number, plan.batch_size), position)
     keeper = Keeper(
-        plan, record, checkpoints, position=position, minutes=checkpoint_minutes, note=feed.note
+        plan,
+        record,
+        checkpoints,
+        position=position,
+        minutes=checkpoint_minutes,
+        note=feed.note,
+        guard=guard.look,
     )
-    own = [StopOnNonFinite(lambda number: feed.names_of_batch(number, plan.batch_size), position)]
-    own += [EvaluateAverages()] if recipe.ema_decay is not None else []
+    own = [guard, *([EvaluateAverages()] if recipe.ema_decay is not None else [])]
     last = [keeper, *([Progress(plan, record, position)] if verbose else [])]
     _fit(trained, feed, plan, keeper, evaluation, [*own, *callbacks, *last])
     record.close()

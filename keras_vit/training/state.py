@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_vit.checkpoints.errors import CheckpointError
 from keras_vit.checkpoints.safetensors import open_safetensors, write_safetensors
@@ -22,6 +23,10 @@ from keras_vit.training.randomness import random_arrays, restore_random
 _NOTE = "keras_vit_run"
 _FILE = "step-{step:09d}.safetensors"
 _PATTERN = re.compile(r"step-(\d{9,})\.safetensors")
+
+
+class NonFiniteLossError(ArithmeticError):
+    """The loss, or a weight, is no number any more."""
 
 
 def _variables(model: keras.Model) -> Iterator[tuple[str, Any]]:
@@ -53,13 +58,28 @@ def save_state(path: Path, model: keras.Model, note: Mapping[str, Any]) -> None:
 
     Raises:
         CheckpointError: if the file cannot be written.
+        NonFiniteLossError: if a number in it is not finite; nothing is written.
     """
     arrays = {
         name: keras.ops.convert_to_numpy(variable.value) for name, variable in _variables(model)
     }
+    _check_finite(arrays)
     arrays |= random_arrays()
     entries = {name: Entry(array.shape, array.dtype.name) for name, array in arrays.items()}
     write_safetensors(path, entries, arrays.__getitem__, {_NOTE: json.dumps(note)})
+
+
+def _check_finite(arrays: Mapping[str, np.ndarray]) -> None:
+    """A state that would go on from infinite weights must not take a sound one's place."""
+    for name, array in arrays.items():
+        # NumPy does not know that bfloat16 is a number.
+        values = array if array.dtype.kind in "fiub" else array.astype("float32")
+        if not np.isfinite(values).all():
+            raise NonFiniteLossError(
+                f"{name.split('/', 2)[-1]} is not finite after the last step, so that no state is "
+                "saved. Usual causes: a learning rate that is too high (halve it, or warm up for "
+                "longer), no clip_norm, or float16 (take bfloat16)."
+            )
 
 
 def load_state(path: Path, model: keras.Model) -> dict[str, Any]:
