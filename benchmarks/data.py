@@ -1,172 +1,194 @@
-"""Pictures a second: JPEG decode, inception crop, flip and RandAugment(2, 10) at 224 px.
+"""How fast pictures are read and augmented: `python benchmarks/data.py --timm PYTHON`.
 
-    python benchmarks/data.py --timm-python /path/to/python --step
+JPEG files to batches of 224 px: random crop, mirroring, RandAugment(2, 10). Compared are, in one
+run, on the same files and processor cores,
 
-The same files on the same cores, in turn: `keras_vit.data`, timm's loader over PIL with a worker
-process a core (in the interpreter that `--timm-python` names), and a plain tf.data pipeline with
-keras-cv's layers. Prints each and the ratios; `--step` adds the time of a training step of
-ViT-S/16 fed by the pipeline, against one on a batch that is there already.
+- `keras_vit`: `keras_vit.data.Pipeline`;
+- `keras-cv`: a plain tf.data pipeline with the layers of keras-cv, if it is installed;
+- `timm`: timm's transforms in a PyTorch loader, a worker process a core, if `--timm` names a
+  Python that has timm. Its RandAugment leaves each operation out half of the time by default;
+  `timm` here applies both, as the others do, and `timm, half` is the default.
+
+Each is run in a process of its own, in turns; the median of the rounds counts. Without `--data`,
+200 JPEGs of 500 x 375 pixels are cut out of the two photographs of scikit-learn. Exits with 1 if
+`keras_vit` is slower than `keras-cv` or `timm`.
 """
+
+from __future__ import annotations
 
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-SIZE, BATCH = 224, 32
-AUGMENTATION = {"crop": "inception", "flip": True, "randaugment": (2, 10)}
-
-TIMM = """
-import sys, time, torch
-from timm.data import create_dataset, create_loader
-folder, size, batch, batches, workers = sys.argv[1], *map(int, sys.argv[2:])
-torch.set_num_threads(1)
-loader = create_loader(
-    create_dataset("", root=folder), (3, size, size), batch, is_training=True,
-    auto_augment="rand-m10-n2", re_prob=0.0, color_jitter=None, interpolation="bilinear",
-    scale=(0.05, 1.0), num_workers=workers, use_prefetcher=False, persistent_workers=True,
-)
-def endless():
-    while True:
-        yield from loader
-stream = endless()
-for _ in range(4): next(stream)
-start = time.perf_counter()
-for _ in range(batches): next(stream)
-print(batches * batch / (time.perf_counter() - start))
-"""
+BATCH, SIZE = 32, 224
+WARM_UP = 4  # batches
+LOADERS = ("keras_vit", "keras-cv", "timm", "timm, half")
+REQUIRED = ("keras-cv", "timm")
 
 
-def write_pictures(folder, count=240):
-    """JPEG files of 500 x 375 pixels, cut from scikit-learn's two photographs."""
+def write_pictures(folder: Path, count: int = 200) -> None:
+    """Cuts JPEGs of 500 x 375 pixels out of two photographs."""
     import numpy as np
     from PIL import Image
     from sklearn.datasets import load_sample_images
 
-    photographs, rng = load_sample_images().images, np.random.default_rng(0)
-    for index in range(count):
-        photograph = Image.fromarray(photographs[index % 2])
-        width = int(rng.integers(400, photograph.width))
-        height = min(width * 3 // 4, photograph.height)
-        left = int(rng.integers(0, photograph.width - width + 1))
-        top = int(rng.integers(0, photograph.height - height + 1))
-        box = (left, top, left + width, top + height)
-        (folder / "ab"[index % 2]).mkdir(exist_ok=True)
-        picture = photograph.resize((500, 375), Image.Resampling.BICUBIC, box)
-        picture.save(folder / "ab"[index % 2] / f"{index:03}.jpg", quality=90)
+    photographs = [Image.fromarray(image) for image in load_sample_images().images]
+    generator = np.random.default_rng(0)
+    for i in range(count):
+        image = photographs[i % 2]
+        width = int(generator.integers(400, image.width + 1))
+        height = min(round(width * 0.75), image.height)
+        left = int(generator.integers(image.width - width + 1))
+        top = int(generator.integers(image.height - height + 1))
+        image = image.crop((left, top, left + width, top + height)).resize((500, 375))
+        path = folder / "ab"[i % 2] / f"{i:03}.jpg"
+        path.parent.mkdir(exist_ok=True)
+        image.save(path, quality=90)
 
 
-def ours(folder, batches):
-    from keras_vit.data import Pipeline, throughput
+def keras_vit_batches(folder: str, cores: int) -> Iterable:
+    from keras_vit.data import Pipeline
 
-    pipe = Pipeline(folder, SIZE, batch_size=BATCH, training=True, **AUGMENTATION)
-    return throughput(pipe, batches, warm_up=4, progress=False)
+    pipe = Pipeline(folder, SIZE, batch_size=BATCH, training=True, randaugment=(2, 10))
+    return pipe.dataset
 
 
-def keras_cv(folder, batches):
+def keras_cv_batches(folder: str, cores: int) -> Iterable:
     import keras_cv
     import tensorflow as tf
 
-    from keras_vit.data import throughput
-
-    layers = [
-        keras_cv.layers.RandomCropAndResize((SIZE, SIZE), (0.05, 1.0), (3 / 4, 4 / 3)),
-        keras_cv.layers.RandomFlip(),
-        keras_cv.layers.RandAugment((0, 255), augmentations_per_image=2, magnitude=0.5),
-    ]
-
-    def augment(images):
-        for layer in layers:
-            images = layer(images, training=True)
-        return images
+    crop = keras_cv.layers.RandomCropAndResize(
+        (SIZE, SIZE), crop_area_factor=(0.05, 1.0), aspect_ratio_factor=(3 / 4, 4 / 3)
+    )
+    flip = keras_cv.layers.RandomFlip("horizontal")
+    augment = keras_cv.layers.RandAugment((0, 255), augmentations_per_image=2, magnitude=1.0)
+    files = sorted(map(str, Path(folder).glob("*/*.jpg")))
 
     def read(path):
-        # Batches need one size, which the files have.
-        return tf.ensure_shape(tf.io.decode_jpeg(tf.io.read_file(path), 3), (375, 500, 3))
+        image = tf.io.decode_jpeg(tf.io.read_file(path), channels=3)
+        return crop(tf.cast(image, tf.float32), training=True)
 
-    data = tf.data.Dataset.list_files(str(folder / "*" / "*.jpg"), seed=0).repeat()
-    data = data.map(read, num_parallel_calls=tf.data.AUTOTUNE).batch(BATCH)
-    data = data.map(
-        lambda images: (augment(tf.cast(images, tf.float32)), 0),
-        num_parallel_calls=tf.data.AUTOTUNE,
+    def augmented(images):
+        return augment(flip(images, training=True), training=True)
+
+    data = tf.data.Dataset.from_tensor_slices(files).shuffle(len(files)).repeat()
+    data = data.map(read, num_parallel_calls=tf.data.AUTOTUNE).batch(BATCH, drop_remainder=True)
+    return data.map(augmented, num_parallel_calls=tf.data.AUTOTUNE).prefetch(2)
+
+
+def timm_batches(folder: str, cores: int, augment: str = "rand-m10-n2-p1.0") -> Iterable:
+    import torch
+    from timm.data import create_dataset
+    from timm.data.loader import fast_collate
+    from timm.data.transforms_factory import transforms_imagenet_train
+
+    dataset = create_dataset("", folder)
+    dataset.transform = transforms_imagenet_train(
+        SIZE,
+        scale=(0.05, 1.0),
+        color_jitter=None,
+        auto_augment=augment,
+        interpolation="bilinear",
+        use_prefetcher=True,  # uint8, as ours
     )
-    return throughput(data.prefetch(2), batches, warm_up=4, progress=False)
+    loader = torch.utils.data.DataLoader(
+        torch.utils.data.ConcatDataset([dataset] * 100),
+        batch_size=BATCH,
+        shuffle=True,
+        num_workers=cores,
+        collate_fn=fast_collate,
+        drop_last=True,
+    )
+    return loader
 
 
-def timm(folder, batches, python):
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    arguments = [folder, SIZE, BATCH, batches, os.cpu_count()]
+def timm_half_batches(folder: str, cores: int) -> Iterable:
+    return timm_batches(folder, cores, "rand-m10-n2")
+
+
+MAKERS = dict(
+    zip(
+        LOADERS,
+        (keras_vit_batches, keras_cv_batches, timm_batches, timm_half_batches),
+        strict=True,
+    )
+)
+
+
+def _child(name: str, folder: str, cores: int, batches: int) -> None:
+    """Measures one loader; prints images a second."""
+    iterator = iter(MAKERS[name](folder, cores))
+    for _ in range(WARM_UP):
+        next(iterator)
+    start = time.perf_counter()
+    for _ in range(batches):
+        next(iterator)
+    seconds = time.perf_counter() - start
+    print(json.dumps({"speed": batches * BATCH / seconds}), flush=True)
+    os._exit(0)  # whatever still runs
+
+
+def measure(name: str, python: str, folder: Path, cores: list[int], batches: int) -> float:
+    """Images a second of a loader, in a process of its own on the given cores."""
+    root = Path(__file__).resolve().parents[1]
+    path = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environment.setdefault("KERAS_BACKEND", "tensorflow")
+    child = [python, __file__, "--child", name, str(folder), str(len(cores)), str(batches)]
     done = subprocess.run(
-        [python, "-c", TIMM, *map(str, arguments)],
-        env={**environment, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
+        child,
+        env=environment,
+        stdout=subprocess.PIPE,
         text=True,
+        check=True,
+        preexec_fn=lambda: os.sched_setaffinity(0, cores),
     )
-    if done.returncode:
-        raise SystemExit(f"timm failed:\n{done.stderr}")
-    return float(done.stdout.split()[-1])
+    return json.loads(done.stdout.splitlines()[-1])["speed"]
 
 
-def step_times(folder, steps, batch=16):
-    """Seconds of a training step of ViT-S/16: (fed by the pipeline, on one batch)."""
-    import keras_vit
-    from keras_vit.data import Pipeline
-
-    model = keras_vit.ViTS16(num_classes=2)
-    pipe = Pipeline(folder, SIZE, batch_size=batch, training=True, **AUGMENTATION)
-    stream = iter(pipe.dataset)
-    images, labels = (part.numpy() for part in next(stream))
-    model.train_on_batch(images, labels)
-    times = {"pipeline": [], "synthetic": []}
-    for _ in range(steps):  # in turn, so that both see the same machine
-        start = time.perf_counter()
-        model.train_on_batch(images, labels)
-        times["synthetic"].append(time.perf_counter() - start)
-        start = time.perf_counter()
-        model.train_on_batch(*(part.numpy() for part in next(stream)))
-        times["pipeline"].append(time.perf_counter() - start)
-    return {name: statistics.median(values) for name, values in times.items()}
-
-
-def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pictures", type=Path, help="folder of JPEG files of 500 x 375 pixels")
-    parser.add_argument("--timm-python", help="interpreter that has timm and torchvision")
-    parser.add_argument("--batches", type=int, default=30)
-    parser.add_argument("--rounds", type=int, default=3, help="each is measured so often")
-    parser.add_argument("--step", action="store_true", help="measure training steps too")
-    options = parser.parse_args(argv)
-    sys.path.insert(0, str(ROOT))
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Measures how fast pictures are read.")
+    parser.add_argument("--data", help="folder of JPEGs, a sub-folder a class")
+    parser.add_argument("--timm", metavar="PYTHON", help="an interpreter with timm and torch")
+    parser.add_argument("--cores", type=int, default=2, help="processor cores to use (2)")
+    parser.add_argument("--batches", type=int, default=40, help="batches of 32 a round (40)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds (3)")
+    parser.add_argument("--json", metavar="FILE", help="write the figures to a file")
+    parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        name, folder, cores, batches = options.child
+        _child(name, folder, int(cores), int(batches))
+    cores = sorted(os.sched_getaffinity(0))[: options.cores]
+    pythons = {"keras_vit": sys.executable, "keras-cv": sys.executable}
+    if options.timm:
+        pythons.update(dict.fromkeys(("timm", "timm, half"), options.timm))
+    speeds: dict[str, list[float]] = {name: [] for name in pythons}
     with tempfile.TemporaryDirectory() as temporary:
-        folder = options.pictures or Path(temporary)
-        if options.pictures is None:
+        folder = Path(options.data or temporary)
+        if not options.data:
             write_pictures(folder)
-        loaders = {"keras_vit.data": lambda: ours(folder, options.batches)}
-        if options.timm_python:
-            loaders["timm"] = lambda: timm(folder, options.batches, options.timm_python)
-        loaders["keras-cv"] = lambda: keras_cv(folder, options.batches)
-        found = {name: [] for name in loaders}
         for _ in range(options.rounds):
-            for name, measure in loaders.items():
-                found[name].append(measure())
-                print(f"{name:15} {found[name][-1]:7.0f} images/s", flush=True)
-        report = {name: round(statistics.median(values), 1) for name, values in found.items()}
-        report["cores"], report["machine"] = os.cpu_count(), platform.processor()
-        for name in list(loaders)[1:]:
-            report[f"ratio to {name}"] = round(report["keras_vit.data"] / report[name], 2)
-        if options.step:
-            seconds = step_times(folder, 6)
-            report["step"] = {name: round(value, 3) for name, value in seconds.items()}
-            report["step ratio"] = round(seconds["pipeline"] / seconds["synthetic"], 3)
-    print(json.dumps(report, indent=2))
+            for name, python in pythons.items():
+                speeds[name].append(measure(name, python, folder, cores, options.batches))
+    medians = {name: statistics.median(found) for name, found in speeds.items()}
+    ratios = {name: medians["keras_vit"] / speed for name, speed in medians.items()}
+    print(f"{options.rounds} rounds of {options.batches} batches of {BATCH}, {len(cores)} cores\n")
+    print("| loader | images/s | keras_vit is faster by |\n|---|---:|---:|")
+    for name, speed in medians.items():
+        print(f"| {name} | {speed:,.0f} | {ratios[name]:.2f}x |")
+    if options.json:
+        figures = {"cores": len(cores), "images_per_second": speeds, "ratios": ratios}
+        Path(options.json).write_text(json.dumps(figures, indent=2) + "\n", "utf-8")
+    return int(any(ratios.get(name, 1.0) < 1.0 for name in REQUIRED))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

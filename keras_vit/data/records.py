@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from keras_vit import _checks
+from keras_vit import _atomic, _checks
 from keras_vit._progress import ProgressLine
 from keras_vit.data.source import Source, printable
 
@@ -257,7 +257,7 @@ def write_tfrecords(source: Source, folder: str | os.PathLike, shards: int = 1) 
                     bar.update(len(labels), len(labels))
         info = {"class_names": list(source.class_names), "files": files, "labels": labels}
         (partial / INFO_FILE).write_text(json.dumps(info, ensure_ascii=False), "utf-8")
-        os.chmod(partial, 0o777 & ~_umask())
+        os.chmod(partial, 0o777 & ~_atomic.umask())
         os.replace(partial, target)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
@@ -265,12 +265,6 @@ def write_tfrecords(source: Source, folder: str | os.PathLike, shards: int = 1) 
     finally:
         bar.close()
     return target
-
-
-def _umask() -> int:
-    from keras_vit._atomic import umask
-
-    return umask()
 
 
 def _example(source: Source, index: int) -> tuple[bytes, int]:
