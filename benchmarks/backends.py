@@ -120,6 +120,7 @@ def main():
     parser.add_argument("--train", type=int, default=12_000)
     parser.add_argument("--test", type=int, default=5_000)
     parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--sources", nargs="+", choices=SOURCES, default=SOURCES)
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -129,7 +130,7 @@ def main():
     options.output.mkdir(parents=True, exist_ok=True)
     prepare(options.output, options.train, options.test, options.data)
     print("| source | " + " | ".join(BACKENDS) + " | apart |\n|---|---|---|---|---|", flush=True)
-    for source in SOURCES:
+    for source in options.sources:
         found = [100 * run(source, backend, options) for backend in BACKENDS]
         cells = " | ".join(f"{value:.2f}" for value in found)
         print(f"| {source} | {cells} | {max(found) - min(found):.2f} |", flush=True)
