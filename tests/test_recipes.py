@@ -6,7 +6,7 @@ import math
 
 import harness  # noqa: F401  # chooses the backend
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keras_vit.models import vit_config
@@ -144,6 +144,7 @@ def test_every_field_is_drawn():
 
 
 @pytest.mark.parametrize("field", FIELDS)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_values_of_a_field(field, data):
     value = data.draw(_ANY)
