@@ -424,12 +424,17 @@ def test_ctrl_c(pictures, tmp_path):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        # What a shell starts in the background ignores the signal, and so do its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    deadline = time.monotonic() + 100
-    while not list(output.glob("checkpoints/step-*")):
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    printed, _ = process.communicate(timeout=60)
+    try:
+        deadline = time.monotonic() + 200
+        while not list(output.glob("checkpoints/step-*")):
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        printed, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 130 and "Traceback" not in printed, printed
     assert not list(output.glob(".*")) and not list(output.glob("checkpoints/.*"))
