@@ -50,7 +50,7 @@ class Record:
     def _add(self, row: dict[str, Any]) -> None:
         self.rows.append(row)
         if self._logs is not None:
-            self._logs.add_event(_event(row))
+            self._logs.write(_event(row))
 
     def _write(self) -> None:
         if self.folder is None:
@@ -69,24 +69,31 @@ class Record:
 
 
 def _event_writer(folder: Path):
-    """TensorBoard's writer, which needs no TensorFlow; `None` where it is not installed."""
+    """A writer of TensorBoard's event files, which are TFRecords; `None` without TensorFlow.
+
+    TensorBoard itself is not needed: TensorFlow has the messages, and no longer brings it along.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     try:
-        module = import_module("tensorboard.summary.writer.event_file_writer")
+        tf = import_module("tensorflow")
     except ImportError:
+        print("no TensorBoard logs: they need tensorflow; metrics.csv holds the same")
         return None
     folder.mkdir(parents=True, exist_ok=True)
-    return module.EventFileWriter(str(folder))
+    now = time.time()
+    writer = tf.io.TFRecordWriter(str(folder / f"events.out.tfevents.{int(now)}.keras_vit"))
+    version = tf.compat.v1.Event(wall_time=now, file_version="brain.Event:2")
+    writer.write(version.SerializeToString())
+    return writer
 
 
-def _event(row: dict[str, Any]):
-    events = import_module("tensorboard.compat.proto.event_pb2")
-    summaries = import_module("tensorboard.compat.proto.summary_pb2")
+def _event(row: dict[str, Any]) -> bytes:
+    v1 = import_module("tensorflow").compat.v1
     values = [
-        summaries.Summary.Value(tag=name, simple_value=float(value))
+        v1.Summary.Value(tag=name, simple_value=float(value))
         for name, value in row.items()
         if name not in ("epoch", "step")
     ]
-    return events.Event(
-        wall_time=time.time(), step=int(row["step"]), summary=summaries.Summary(value=values)
-    )
+    summary = v1.Summary(value=values)
+    event = v1.Event(wall_time=time.time(), step=int(row["step"]), summary=summary)
+    return event.SerializeToString()
