@@ -417,6 +417,8 @@ def test_ctrl_c(pictures, tmp_path):
     """Status 130 and no traceback; the run goes on afterwards."""
     output = tmp_path / "run"
     argv = ["train", "--data", pictures, "--model", "vit_ti16", "--output", output, "--no-report"]
+    # What a shell starts in the background ignores the signal, and so would its children.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(
         [sys.executable, "-m", "keras_vit", *map(str, argv), "--set", *SETTINGS, "epochs=9999"],
         env={**os.environ, "PYTHONPATH": str(harness.ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
@@ -424,9 +426,8 @@ def test_ctrl_c(pictures, tmp_path):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        # What a shell starts in the background ignores the signal, and so do its children.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
+    signal.signal(signal.SIGINT, before)
     try:
         deadline = time.monotonic() + 200
         while not list(output.glob("checkpoints/step-*")):
