@@ -1,0 +1,130 @@
+"""What the rest of the package asks of several devices; by itself, one device."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+_current: list[Engine] = []
+
+
+class PeerLostError(RuntimeError):
+    """Another process of the run ended, so that this one cannot go on."""
+
+
+class Engine:
+    """One device in one process. Engines of several devices override what differs.
+
+    A global batch is what a recipe speaks of. With several processes each feeds its own part:
+    of every global batch the examples `shard[0] :: shard[1]`.
+
+    Attributes:
+        kind: "data", "model" or "fsdp".
+        devices: devices in all processes.
+        replicas: parts that a global batch is cut into; must divide it.
+        processes: number of processes.
+        process: number of this one; 0 is the chief, which alone writes files.
+        shard: `(index, count)` of this process' part of each global batch.
+        description: in words.
+    """
+
+    kind = "data"
+    devices = 1
+    replicas = 1
+    processes = 1
+    process = 0
+    shard = (0, 1)
+    description = "one device"
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process writes files and speaks."""
+        return self.process == 0
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[Engine]:
+        """Everything made inside is for this engine's devices."""
+        with in_scope(self):
+            yield self
+
+    def check_batch(self, batch_size: int, name: str = "batch_size") -> None:
+        """Raises a ValueError unless every replica gets as many images of a global batch."""
+        if batch_size % self.replicas:
+            near = max(batch_size // self.replicas, 1) * self.replicas
+            raise ValueError(
+                f"`{name}` must be a multiple of the {self.replicas} replicas of "
+                f"{self.description}: take {near} or {near + self.replicas}. "
+                f"Received: {name}={batch_size}"
+            )
+
+    def check_model(self, model: keras.Model) -> None:
+        """Raises a ValueError if a model, compiled or not, cannot be trained here."""
+
+    def attach(self, model: keras.Model) -> None:
+        """Readies a built model for training; called before each `fit`, and cheap when repeated."""
+
+    def call(self, model: keras.Model, forward, args: tuple, kwargs: dict) -> Any:
+        """Calls `forward(*args, **kwargs)`, the model's own call, as training here needs it."""
+        return forward(*args, **kwargs)
+
+    def check_step(self, images: Any) -> None:
+        """Called with each batch of a training step where the backend builds or runs it."""
+
+    def feed(self, batches: Any, batch_size: int) -> Any:
+        """What `fit` takes, from this process' `tf.data.Dataset` of `batch_size` // `shard[1]`."""
+        return batches
+
+    def arrays(self, variables: Sequence[Any], *, summed: bool = False) -> list[np.ndarray]:
+        """Values of variables, whole, on every process; all processes must call it together.
+
+        Args:
+            variables: Keras variables.
+            summed: whether they are sums (of metrics), of which each process may hold a part.
+        """
+        return [keras.ops.convert_to_numpy(variable.value) for variable in variables]
+
+    def assign(self, variable: Any, array: np.ndarray, *, summed: bool = False) -> None:
+        """Sets a variable everywhere from what `arrays` gave, on every process."""
+        variable.assign(array)
+
+    def vary_random(self, model: keras.Model) -> None:
+        """Gives processes that draw by themselves (dropout) different random numbers, once."""
+
+    def total(self, value: float) -> float:
+        """The sum of the processes' numbers; all must call it together. Also a barrier."""
+        return float(value)
+
+    def predict(self, model: keras.Model, images: np.ndarray) -> Any:
+        """Outputs for a batch that all processes hold alike and `replicas` divides, as NumPy."""
+        outputs = model.predict_on_batch(images)
+        return keras.tree.map_structure(keras.ops.convert_to_numpy, outputs)
+
+    def local_model(self, model: keras.Model) -> keras.Model:
+        """The model for this process alone, after training; all must call it together."""
+        return model
+
+    def explain(self, error: BaseException) -> BaseException | None:
+        """A clear error for one that training raised here; `None` to let it pass."""
+        return None
+
+
+_ONE_DEVICE = Engine()
+
+
+def current() -> Engine:
+    """The engine whose scope this is."""
+    return _current[-1] if _current else _ONE_DEVICE
+
+
+@contextlib.contextmanager
+def in_scope(engine: Engine) -> Iterator[None]:
+    """Makes an engine the current one."""
+    _current.append(engine)
+    try:
+        yield
+    finally:
+        _current.pop()
