@@ -39,6 +39,8 @@ class Engine:
     process = 0
     shard = (0, 1)
     description = "one device"
+    # Whether each process' metrics are of its own part of the data.
+    partial_metrics = False
 
     @property
     def is_chief(self) -> bool:
@@ -63,6 +65,12 @@ class Engine:
 
     def check_model(self, model: keras.Model) -> None:
         """Raises a ValueError if a model, compiled or not, cannot be trained here."""
+
+    def check_data(self, x: Any, batch_size: int | None, *, training: bool = False) -> None:
+        """Raises a ValueError if `fit` or its like would meet a batch that cannot be divided."""
+
+    def check_predict(self) -> None:
+        """Raises a ValueError if `keras.Model.predict` cannot work here."""
 
     def attach(self, model: keras.Model) -> None:
         """Readies a built model for training; called before each `fit`, and cheap when repeated."""
@@ -91,6 +99,10 @@ class Engine:
         """Sets a variable everywhere from what `arrays` gave, on every process."""
         variable.assign(array)
 
+    def state_layout(self, variable: Any) -> Any:
+        """How an optimizer's state of a variable lies; `None`: as the variable itself."""
+        return None
+
     def vary_random(self, model: keras.Model) -> None:
         """Gives processes that draw by themselves (dropout) different random numbers, once."""
 
@@ -100,8 +112,7 @@ class Engine:
 
     def predict(self, model: keras.Model, images: np.ndarray) -> Any:
         """Outputs for a batch that all processes hold alike and `replicas` divides, as NumPy."""
-        outputs = model.predict_on_batch(images)
-        return keras.tree.map_structure(keras.ops.convert_to_numpy, outputs)
+        return model.predict_on_batch(images)
 
     def local_model(self, model: keras.Model) -> keras.Model:
         """The model for this process alone, after training; all must call it together."""

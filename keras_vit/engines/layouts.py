@@ -15,16 +15,22 @@ from collections.abc import Mapping, Sequence
 BATCH, MODEL = "batch", "model"
 KINDS = ("data", "model", "fsdp")
 
-# Path of a variable -> its axis that is cut along "model". Convolutions of a stem stay whole.
-_MODEL_AXES: tuple[tuple[str, int], ...] = (
-    (r"attention/qkv/kernel", 1),
-    (r"attention/qkv/bias", 0),
-    (r"attention/out/kernel", 0),
-    (r"mlp/(fc1|gate)/kernel", 1),
-    (r"mlp/(fc1|gate)/bias", 0),
-    (r"mlp/fc2/kernel", 0),
-    (r"(head|head_dist|pre_logits)/kernel", 1),
-    (r"(head|head_dist|pre_logits)/bias", 0),
+# Path of a variable -> its axis that is cut along "model", and the one along "batch" under "fsdp":
+# that of the tokens' width. Cut along its heads, a weight would draw the attention's images along.
+_AXES: tuple[tuple[str, int, int | None], ...] = (
+    (r"attention/qkv/kernel", 1, 0),
+    (r"attention/qkv/bias", 0, None),
+    (r"attention/out/kernel", 0, 1),
+    (r"mlp/fc1/kernel", 1, 0),
+    (r"mlp/fc1/bias", 0, None),
+    (r"mlp/fc2/kernel", 0, 1),
+    (r"(head|head_dist|pre_logits)/kernel", 1, 0),
+    (r"(head|head_dist|pre_logits)/bias", 0, None),
+)
+# Path of a layer -> the mesh axes of its output.
+_OUTPUT_AXES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (r"attention/qkv|mlp/fc1", (BATCH, MODEL)),  # (images * tokens, width)
+    (r"attention/out|mlp/fc2|encoder_block_\d+", (BATCH,)),
 )
 _SMALLEST = 4096  # numbers; to gather less costs more than it saves
 
@@ -52,22 +58,42 @@ def variable_axes(
         One entry for each axis of the variable.
     """
     axes: list[str | None] = [None] * len(shape)
+    along_model, along_batch = _wanted(path)
     parts = mesh.get(MODEL, 1)
-    if parts > 1:
-        for pattern, axis in _MODEL_AXES:
-            if re.search(rf"(^|/){pattern}$", path) and shape[axis] % parts == 0:
-                axes[axis] = MODEL
+    if parts > 1 and along_model is not None and shape[along_model] % parts == 0:
+        axes[along_model] = MODEL
     parts = mesh.get(BATCH, 1)
     cut = kind == "fsdp" or (is_state and shard_optimizer)
     if cut and parts > 1 and math.prod(shape) >= _SMALLEST:
         free = [
             axis for axis, name in enumerate(axes) if name is None and shape[axis] % parts == 0
         ]
-        if free:
+        if along_batch in free:
+            axes[along_batch] = BATCH
+        elif free:
             axes[max(free, key=lambda axis: shape[axis])] = BATCH
     return tuple(axes)
+
+
+def _wanted(path: str) -> tuple[int | None, int | None]:
+    for pattern, along_model, along_batch in _AXES:
+        if re.search(rf"(^|/){pattern}$", path):
+            return along_model, along_batch
+    return None, None
 
 
 def parts_of(axes: Sequence[str | None], mesh: Mapping[str, int]) -> int:
     """Into how many equal parts the axes cut a variable."""
     return math.prod(mesh[name] for name in axes if name is not None)
+
+
+def output_axes(path: str) -> tuple[str, ...] | None:
+    """The mesh axes along which a layer's output is cut; `None` where that is left open.
+
+    Args:
+        path: of the layer, with "/output" behind it, as Keras asks.
+    """
+    for pattern, axes in _OUTPUT_AXES:
+        if re.search(rf"(^|/)({pattern})/output$", path):
+            return axes
+    return None

@@ -12,13 +12,14 @@ import keras
 from keras_vit import _checks
 from keras_vit._atomic import replacing
 from keras_vit.checkpoints.dialect import Source
+from keras_vit.engines.model_hooks import SpreadsOut
 from keras_vit.layers.pixel_scaling import PIXEL_RANGES, check_channels
 
 CLASSIFIER_ACTIVATIONS = (None, "softmax", "sigmoid")
 DEFAULT_LEARNING_RATE = 3e-4
 
 
-class FlatModel(keras.Model):
+class FlatModel(SpreadsOut, keras.Model):
     """A functional model that is rebuilt from the flat keyword arguments it was made with.
 
     Args:

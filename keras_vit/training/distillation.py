@@ -11,6 +11,8 @@ import numpy as np
 from keras import ops
 
 from keras_vit import _checks
+from keras_vit.engines.model_hooks import SpreadsOut
+from keras_vit.engines.replicas import replicas_in_step
 from keras_vit.models.base import FlatModel
 from keras_vit.training.losses import accuracy, shares
 
@@ -20,7 +22,7 @@ _SMALLEST = float(np.finfo("float32").tiny)
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
-class Distiller(keras.Model):
+class Distiller(SpreadsOut, keras.Model):
     """Trains a student on labels and on a teacher's answers to the same images.
 
     A DeiT student (`distillation="head"`) has two heads: the class head learns the labels, the
@@ -163,7 +165,7 @@ class Distiller(keras.Model):
         loss = ops.mean(losses)
         for penalty in self.losses:  # of the student's regularizers
             loss = loss + ops.sum(ops.cast(penalty, "float32"))
-        return loss
+        return loss / replicas_in_step()
 
     def _label_loss(self, labels, logits):
         classes = logits.shape[-1]

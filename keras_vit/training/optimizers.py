@@ -15,6 +15,8 @@ import keras
 from keras import ops
 
 from keras_vit import _checks
+from keras_vit.engines.engine import current
+from keras_vit.engines.replicas import replicas_in_step
 from keras_vit.training.groups import DECAYED
 
 
@@ -75,6 +77,19 @@ class DecoupledOptimizer(keras.optimizers.Optimizer):
         self._state = {name: self.add_optimizer_variables(variables, name) for name in names}
         self._decays = [bool(re.search(self.decayed, variable.path)) for variable in variables]
         self._rates = [self.multipliers.get(variable.path, 1.0) for variable in variables]
+
+    def add_variable_from_reference(self, reference_variable, name=None, initializer="zeros"):
+        """Adds the state of a variable, cut over the devices as the engine says."""
+        layout = current().state_layout(reference_variable)
+        if layout is None:
+            return super().add_variable_from_reference(reference_variable, name, initializer)
+        return self.add_variable(
+            shape=reference_variable.shape,
+            initializer=initializer,
+            dtype=reference_variable.dtype,
+            layout=layout,
+            name=f"{reference_variable.path.replace('/', '_')}_{name}",
+        )
 
     @property
     def averages(self):
@@ -278,7 +293,7 @@ def _summed_over_replicas(grads):
         return grads, 1
     import tensorflow as tf
 
-    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    replicas = replicas_in_step()
     context = tf.distribute.get_replica_context()
     present = [gradient for gradient in grads if gradient is not None]
     if replicas == 1 or context is None or not present:

@@ -1,0 +1,83 @@
+"""Finds the engine that a model is on, also where the user set up the backend's own by hand."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+from keras_vit.engines.engine import Engine, current
+
+_DOOR = "keras_vit.training.distribution.scope"
+
+
+def engine_for(model: keras.Model) -> Engine:
+    """The scope's engine; else one around what the backend is set to; else one device.
+
+    Raises:
+        ValueError: if several processes would train on their own.
+    """
+    engine = current()
+    if engine.devices > 1 or engine.processes > 1:
+        return engine
+    adopt = _ADOPT.get(keras.backend.backend())
+    return (adopt and adopt(model)) or engine
+
+
+def _tensorflow(model) -> Engine | None:
+    strategy = getattr(model, "distribute_strategy", None)
+    if strategy is None or strategy.num_replicas_in_sync == 1:
+        return None
+    from keras_vit.engines import tensorflow_engine
+
+    return tensorflow_engine.make("data", None, None, False, strategy=strategy)
+
+
+def _jax(model) -> Engine | None:
+    distribution = keras.distribution.distribution()
+    if distribution is None:
+        return None
+    from keras_vit.engines import jax_engine
+
+    return jax_engine.JaxEngine(distribution, "model")
+
+
+def _torch(model) -> Engine | None:
+    # Looked up, not imported: a model on one device has no need of it.
+    distributed: Any = sys.modules.get("torch.distributed")
+    size = int(os.environ.get("WORLD_SIZE") or 1)
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        size = distributed.get_world_size()
+    if size > 1:
+        raise ValueError(
+            f"This is one of {size} processes, and each would train on its own: Keras does not "
+            "join their gradients, and a DistributedDataParallel around the model is passed by in "
+            f"`fit`. Build and fit the model inside `with {_DOOR}():`, or unset WORLD_SIZE."
+        )
+    return None
+
+
+_ADOPT = {"tensorflow": _tensorflow, "jax": _jax, "torch": _torch}
+
+
+@contextlib.contextmanager
+def explained(engine: Engine) -> Iterator[None]:
+    """Turns what an engine can explain into a clear error."""
+    try:
+        yield
+    except Exception as error:
+        clear = engine.explain(error)
+        if clear is None:
+            raise
+        raise clear from error
+
+
+@contextlib.contextmanager
+def entered(engine: Engine) -> Iterator[None]:
+    """The engine's scope, unless it is entered already."""
+    with contextlib.nullcontext() if engine is current() else engine.scope(), explained(engine):
+        yield

@@ -1,0 +1,76 @@
+"""What a model of this package does differently in `fit` where there are several devices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from keras_vit.engines.adoption import engine_for, entered
+from keras_vit.engines.engine import current
+
+
+class SpreadsOut:
+    """A mixin before `keras.Model`: asks the engine wherever several devices need more.
+
+    On one device, nothing but the asking is added.
+    """
+
+    _in_step = False
+
+    def fit(self, x=None, y=None, batch_size=None, *args, **kwargs):
+        """As `keras.Model.fit`; what the devices cannot do right is refused before it starts."""
+        engine = engine_for(self)
+        engine.check_model(self)
+        engine.check_data(x, batch_size, training=True)
+        with entered(engine):
+            engine.attach(self)
+            return super().fit(x, y, batch_size, *args, **kwargs)
+
+    def evaluate(self, x=None, y=None, batch_size=None, *args, **kwargs):
+        """As `keras.Model.evaluate`."""
+        engine = engine_for(self)
+        engine.check_data(x, batch_size)
+        with entered(engine):
+            return super().evaluate(x, y, batch_size, *args, **kwargs)
+
+    def predict(self, x, batch_size=None, *args, **kwargs):
+        """As `keras.Model.predict`."""
+        engine = engine_for(self)
+        engine.check_predict()
+        engine.check_data(x, batch_size)
+        with entered(engine):
+            return super().predict(x, batch_size, *args, **kwargs)
+
+    def __call__(self, *args, **kwargs):
+        return current().call(self, super().__call__, args, kwargs)
+
+    def train_step(self, *args):
+        """A step of `fit`."""
+        current().check_step(args[-1])
+        return super().train_step(*args)
+
+    def compute_metrics(self, *args, **kwargs):
+        """Updates the metrics, and returns what they come to in this process."""
+        self._in_step = True
+        try:
+            return super().compute_metrics(*args, **kwargs)
+        finally:
+            self._in_step = False
+
+    def get_metrics_result(self):
+        """What the metrics come to; at the end of an epoch, over all processes."""
+        engine = current()
+        if self._in_step or not engine.partial_metrics:
+            return super().get_metrics_result()
+        own = [keras.ops.convert_to_numpy(v.value) for v in self.metrics_variables]
+        _assign(self.metrics_variables, engine.arrays(self.metrics_variables, summed=True))
+        found = super().get_metrics_result()
+        _assign(self.metrics_variables, own)
+        return found
+
+
+def _assign(variables: list[Any], arrays: list[Any]) -> None:
+    for variable, array in zip(variables, arrays, strict=True):
+        variable.assign(array)
+

@@ -1,0 +1,330 @@
+"""Devices of TensorFlow, by tf.distribute: each has the whole model and a part of the batch."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_vit.engines.batches import check_batches
+from keras_vit.engines.engine import Engine, PeerLostError, in_scope
+from keras_vit.engines.tensorflow_patches import repaired
+from keras_vit.engines.tensorflow_strategies import choose_strategy
+
+_UNEQUAL = "The replicas got parts of different size"
+_JAX = "KERAS_BACKEND=jax, or --backend jax"
+# Options of Keras' optimizers that act on each replica's gradients by themselves, and the remedy.
+_UNFIT = {
+    "clipnorm": "clip_norm=...",
+    "global_clipnorm": "clip_norm=...",
+    "clipvalue": "clip_norm=...",
+    "gradient_accumulation_steps": "accumulation_steps=...",
+}
+# What TensorFlow raises where another process is gone; each with words of collectives.
+_LOST_ERRORS = (
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.FailedPreconditionError,
+    tf.errors.InternalError,
+)
+_LOST_WORDS = ("ollective", "heartbeat", "oordination", "onnection reset", "failed to connect")
+
+
+def make(
+    kind: str,
+    devices: int | None,
+    mesh: tuple[int, int] | None,
+    shard_optimizer: bool,
+    *,
+    strategy: Any = None,
+    tpu: str | None = None,
+) -> Engine:
+    """The engine for so many devices, or for a strategy.
+
+    Args:
+        kind: "data"; tf.distribute has no other for Keras 3.
+        devices: how many, in all processes; `None`: all.
+        mesh: (devices, 1), or `None`.
+        shard_optimizer: must be False.
+        strategy: a tf.distribute strategy of the user's own, instead of one by `devices`.
+        tpu: name of a TPU, or "local", for a TPUStrategy.
+
+    Raises:
+        ValueError: if TensorFlow cannot do it, or there are not so many devices.
+    """
+    unable = {
+        f"distribution={kind!r}": kind != "data",
+        f"mesh={mesh}": mesh is not None and mesh[1] > 1,
+        "shard_optimizer=True": shard_optimizer,
+    }
+    if any(unable.values()):
+        raise ValueError(
+            "With TensorFlow each device holds the whole model and its optimizer, since "
+            "tf.distribute has nothing else for Keras 3: take the JAX backend "
+            f"({_JAX}). Received: {', '.join(name for name, bad in unable.items() if bad)}"
+        )
+    if mesh is not None:
+        if devices not in (None, mesh[0]):
+            raise ValueError(f"`mesh` {mesh} has {mesh[0]} devices. Received: devices={devices}")
+        devices = mesh[0]
+    chosen, description = choose_strategy(devices, strategy=strategy, tpu=tpu)
+    return Engine() if chosen is None else TensorFlowEngine(chosen, description)
+
+
+class TensorFlowEngine(Engine):
+    """A tf.distribute strategy.
+
+    Args:
+        strategy: the strategy.
+        description: it, in words.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy, description: str):
+        self.strategy: Any = strategy
+        self.description = description
+        self.devices = self.replicas = strategy.num_replicas_in_sync
+        if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+            self.process, self.processes = _place(strategy.cluster_resolver)
+            self.shard = (self.process, self.processes)
+        self._forward: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+    @contextlib.contextmanager
+    def scope(self):
+        """Everything made inside is mirrored on the devices."""
+        repairs = repaired(self.strategy, several_processes=self.processes > 1)
+        with repairs, self.strategy.scope(), in_scope(self):
+            yield self
+
+    def check_model(self, model):
+        """See `Engine`: what differs from one device with tf.distribute is refused."""
+        self._check_place(model)
+        if self.replicas == 1:
+            return
+        if model.jit_compile:
+            raise ValueError(
+                f"XLA does not compile a step of {self.description}: compile the model with "
+                '`jit_compile="auto"`, or take the JAX backend '
+                f"({_JAX}). Received: jit_compile=True"
+            )
+        optimizer = model.optimizer
+        scaled = hasattr(optimizer, "inner_optimizer")
+        if scaled or any(layer.compute_dtype == "float16" for layer in model.layers):
+            raise ValueError(
+                "Keras scales float16's loss by each replica's own gradients, so that replicas "
+                "skip different steps: build the model with dtype=\"mixed_bfloat16\", or train on "
+                "one device. Received: mixed_float16 (or a LossScaleOptimizer)"
+            )
+        for name, remedy in _UNFIT.items():
+            if getattr(optimizer, name, None) is not None:
+                raise ValueError(
+                    f"Keras' {type(optimizer).__name__} applies {name} to each replica's gradient "
+                    f"by itself, which is wrong over {self.replicas} replicas. Use "
+                    f"keras_vit.training.AdamW or SGD with {remedy}. "
+                    f"Received: {name}={getattr(optimizer, name)}"
+                )
+        if getattr(model.loss, "reduction", None) == "mean_with_sample_weight":
+            raise ValueError(
+                "A loss with reduction=\"mean_with_sample_weight\" divides by each replica's own "
+                f'weights, not by the batch\'s: take reduction="sum_over_batch_size" with '
+                f"{self.description}. Received: loss={model.loss!r}"
+            )
+
+    def _check_place(self, model) -> None:
+        parts = {"The model": model.variables, "Its metrics": model.metrics_variables}
+        if model.optimizer is not None:
+            parts["Its optimizer"] = model.optimizer.variables
+        for name, variables in parts.items():
+            for variable in variables:
+                value = getattr(variable, "value", variable)
+                if not self.strategy.extended.variable_created_in_scope(value):
+                    raise ValueError(
+                        f"{name} was made outside of the scope of {self.description}: build and "
+                        f"compile the model inside of it. Received: {variable.path}"
+                    )
+
+    def check_data(self, x, batch_size, *, training=False):
+        """See `Engine`; a smaller last batch is right in evaluation."""
+        if training and not isinstance(x, tf.distribute.DistributedDataset):
+            check_batches(x, batch_size, self.replicas, self.description, last=True)
+
+    def attach(self, model):
+        """See `Engine`."""
+        self.vary_random(model)
+
+    def call(self, model, forward, args, kwargs):
+        """See `Engine`: in training the replicas' parts must be equal; elsewhere one may be empty.
+
+        An empty part, for which not every layer is made, is filled by an image of zeros whose
+        outputs are dropped.
+        """
+        images = args[0] if args else None
+        if (
+            self.replicas == 1
+            or tf.distribute.in_cross_replica_context()
+            or not tf.is_tensor(images)
+            or images.shape.rank in (None, 0)
+            or images.shape[0] is not None
+        ):
+            return forward(*args, **kwargs)
+        if kwargs.get("training"):
+            with tf.control_dependencies([self._equal_parts(images)]):
+                return forward(tf.identity(images), *args[1:], **kwargs)
+        count = tf.shape(images)[0]
+        missing = tf.maximum(1 - count, 0)
+        filled = tf.pad(images, [[0, missing]] + [[0, 0]] * (images.shape.rank - 1))
+        outputs = forward(filled, *args[1:], **kwargs)
+        return keras.tree.map_structure(lambda output: output[:count], outputs)
+
+    def check_step(self, images):
+        """See `Engine`: `call` does it, on whose outcome the gradients depend."""
+
+    def _equal_parts(self, images):
+        """An operation that fails unless all replicas have as many images."""
+        count = tf.cast(tf.shape(images)[0], "int64")
+        context = tf.distribute.get_replica_context()
+        total = context.all_reduce(tf.distribute.ReduceOp.SUM, count)
+        return tf.debugging.assert_equal(
+            count * self.replicas,
+            total,
+            f"{_UNEQUAL}, so that images would not count alike. Choose a batch size that the "
+            f"{self.replicas} replicas divide, and batch with drop_remainder=True.",
+        )
+
+    def feed(self, batches, batch_size):
+        """See `Engine`."""
+        if self.processes == 1:
+            return batches
+        local = self.replicas // self.processes
+        each = batch_size // self.replicas
+        parts = batches if local == 1 else batches.rebatch(each)
+        return self.strategy.distribute_datasets_from_function(lambda context: parts)
+
+    def arrays(self, variables, *, summed: bool = False):
+        """See `Engine`. Metrics' variables are summed by TensorFlow where they are read."""
+        with self.strategy.scope():
+            return [keras.ops.convert_to_numpy(variable.value) for variable in variables]
+
+    def assign(self, variable, array, *, summed: bool = False):
+        """See `Engine`."""
+        with self.strategy.scope():
+            if getattr(variable, "synchronization", None) != "on_read":
+                variable.assign(array)
+                return
+            # Its parts are summed where it is read.
+            parts = self.strategy.experimental_local_results(variable.value)
+            for index, part in enumerate(parts):
+                first = index == 0 and self.process == 0
+                part.assign(array if first else np.zeros_like(array))
+
+    def vary_random(self, model):
+        """See `Engine`: seeds of replica `i` are the first's plus a multiple of `i`."""
+        if self.replicas == 1:
+            return
+        local = self.replicas // self.processes
+        for variable in model.non_trainable_variables:
+            if variable.name != "seed_generator_state":
+                continue
+            parts = self.strategy.experimental_local_results(variable.value)
+            state = np.array(parts[0].numpy(), "int64")
+            if self.processes > 1:
+                state = self._sum(state if self.process == 0 else np.zeros_like(state))
+            for index, part in enumerate(parts):
+                replica = self.process * local + index
+                seed = (int(state[0]) + replica * _SEED_STEP) % 2**32
+                part.assign(np.array([seed, state[1]]).astype(part.dtype.as_numpy_dtype))
+
+    def _sum(self, array: np.ndarray) -> np.ndarray:
+        """The sum of the processes' arrays."""
+        first = tf.distribute.get_replica_context
+
+        def part(own):
+            context = first()
+            here = context.replica_id_in_sync_group % (self.replicas // self.processes) == 0
+            own = tf.where(here, own, tf.zeros_like(own))
+            return context.all_reduce(tf.distribute.ReduceOp.SUM, own)
+
+        with self.strategy.scope():
+            results = self.strategy.run(part, (tf.constant(array),))
+        return self.strategy.experimental_local_results(results)[0].numpy()
+
+    def total(self, value):
+        """See `Engine`."""
+        if self.processes == 1:
+            return float(value)
+        return float(self._sum(np.float64(value)))
+
+    def predict(self, model, images):
+        """See `Engine`."""
+        each = len(images) // self.replicas
+
+        def part(context):
+            start = context.replica_id_in_sync_group * each
+            return tf.constant(images[start : start + each])
+
+        if model not in self._forward:
+            itself = weakref.proxy(model)
+            self._forward[model] = tf.function(
+                lambda x: self.strategy.run(lambda own: itself(own, training=False), (x,))
+            )
+        with self.strategy.scope(), in_scope(self):
+            spread = self.strategy.experimental_distribute_values_from_function(part)
+            outputs = self._forward[model](spread)
+            return keras.tree.map_structure(
+                lambda output: self.strategy.gather(output, axis=0).numpy(), outputs
+            )
+
+    def local_model(self, model):
+        """See `Engine`: over several processes, a copy without a strategy."""
+        if self.processes == 1:
+            return model
+        arrays = self.arrays(model.variables)
+        copies: list[Any] = []
+
+        def copy():
+            made = type(model).from_config(model.get_config())
+            for variable, array in zip(made.variables, arrays, strict=True):
+                variable.assign(array)
+            copies.append(made)
+
+        # A strategy's scope cannot be left inside of it, but another thread is in none.
+        thread = threading.Thread(target=copy)
+        thread.start()
+        thread.join()
+        return copies[0]
+
+    def explain(self, error):
+        """See `Engine`."""
+        text = str(error)
+        if _UNEQUAL in text:
+            start = text.index(_UNEQUAL)
+            return ValueError(" ".join(text[start:].split("\n")[0].split()))
+        if (
+            self.processes > 1
+            and isinstance(error, _LOST_ERRORS)
+            and any(word in text for word in _LOST_WORDS)
+        ):
+            return PeerLostError(
+                f"Process {self.process} of {self.processes} lost another one. Start all of them "
+                "again with the same output directory: the run goes on from its last checkpoint."
+            )
+        return None
+
+
+_SEED_STEP = 0x9E3779B1  # a large odd number: neighbouring replicas' seeds lie far apart
+
+
+def _place(resolver) -> tuple[int, int]:
+    """(number of this process, number of processes); the chief comes first."""
+    cluster = resolver.cluster_spec().as_dict() if resolver is not None else {}
+    chiefs, workers = len(cluster.get("chief", ())), len(cluster.get("worker", ()))
+    if chiefs + workers < 2:
+        return 0, 1
+    index = resolver.task_id + (chiefs if resolver.task_type == "worker" else 0)
+    return index, chiefs + workers

@@ -1,0 +1,204 @@
+"""The processes that torchrun started: how they find each other, meet, and exchange arrays.
+
+Two groups. Gradients go over NCCL on GPUs, gloo elsewhere. All else goes over gloo on the CPU:
+before each exchange the processes tell each other what they are about to do, so that one that does
+something else, or more of it, gives an error instead of a hang or of mixed-up numbers.
+"""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
+
+from keras_vit.engines.engine import PeerLostError
+
+_VARIABLES = ("RANK", "MASTER_ADDR", "MASTER_PORT")  # set by torchrun, beside WORLD_SIZE
+# How long to wait for processes that have not started yet.
+START_TIMEOUT = datetime.timedelta(minutes=5)
+# One may evaluate, or write files, while others wait. A process that dies is noticed at once, as
+# its connections close.
+MEETING_TIMEOUT = datetime.timedelta(minutes=30)
+# NCCL does not notice a dead process; its watchdog ends a process whose collective takes longer.
+# All processes meet at the beginning of each step, so that none waits here for a slow one.
+NCCL_TIMEOUT = datetime.timedelta(seconds=50)
+
+# What processes may be about to do, and in words.
+ACTIONS = ("train a step", "begin to fit", "sum", "predict", "gather", "draw random numbers")
+STEP, FIT, SUM, PREDICT, GATHER, RANDOM = range(len(ACTIONS))
+
+_LOST = (
+    "closed by peer",
+    "onnection reset",
+    "onnection refused",
+    "onnection was",
+    "roken pipe",
+    "imed out",
+    "ocket Timeout",
+    "ailed to recv",
+    "NCCL",
+    "remote process exited",
+    "peer_info",
+)
+
+_store: list[Any] = []
+_count = itertools.count()
+
+
+def size_of_environment() -> int:
+    """Number of processes, as a group that is there already or torchrun's variables say."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size()
+    text = os.environ.get("WORLD_SIZE") or "1"
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"WORLD_SIZE must be a positive integer. Received: WORLD_SIZE={text!r}")
+    return int(text)
+
+
+class Processes:
+    """All processes of a run, of which this is one; joins the others, or raises.
+
+    Args:
+        device: where this process' variables lie.
+
+    Attributes:
+        process: number of this one.
+        count: of all.
+        gradients: the group for gradients and weights.
+
+    Raises:
+        ValueError: if the environment does not say how to find the others.
+    """
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        self._owned = not dist.is_initialized()
+        if self._owned:
+            store, process, count = _rendezvous()
+            dist.init_process_group(
+                backend, timeout=START_TIMEOUT, store=store, rank=process, world_size=count
+            )
+        self.process, self.count = dist.get_rank(), dist.get_world_size()
+        limit = NCCL_TIMEOUT if backend == "nccl" else MEETING_TIMEOUT
+        self.gradients = dist.new_group(backend=backend, timeout=limit)
+        self._meeting = dist.new_group(backend="gloo", timeout=MEETING_TIMEOUT)
+
+    def leave(self) -> None:
+        """Closes the connections, if they were opened here; others then notice."""
+        if self._owned and dist.is_initialized():
+            self._owned = False
+            dist.destroy_process_group()
+
+    def meet(self, action: int, number: int = 0, what: str = "") -> None:
+        """Waits until all are here, to do the same.
+
+        Args:
+            action: one of `ACTIONS`.
+            number: must be the same in all.
+            what: the number in words, with a place for it: "on {} images".
+
+        Raises:
+            RuntimeError: if another is about to do something else.
+            PeerLostError: if another has ended.
+        """
+        mine = torch.tensor([action, number], dtype=torch.int64)
+        theirs = [torch.empty_like(mine) for _ in range(self.count)]
+        with self.explained():
+            dist.all_gather(theirs, mine, group=self._meeting)
+        for process, other in enumerate(theirs):
+            if not torch.equal(other, theirs[0]):
+                words = [
+                    f"process {index} is about to {ACTIONS[int(row[0])]} "
+                    + (what.format(int(row[1])) if int(row[0]) == action else "")
+                    for index, row in ((0, theirs[0]), (process, other))
+                ]
+                raise RuntimeError(
+                    f"All processes must do the same, and {words[0].strip()}, but "
+                    f"{words[1].strip()}. Give each as many batches of the same size (drop the "
+                    "remainder), and call fit, evaluate and train in all of them."
+                )
+
+    def sum(self, array: np.ndarray) -> np.ndarray:
+        """The sum of the processes' arrays, which have one shape; float64 or int64."""
+        total = torch.from_numpy(np.array(array))
+        self.meet(SUM, total.numel(), "{} numbers")
+        with self.explained():
+            dist.all_reduce(total, group=self._meeting)
+        return total.numpy()
+
+    def gather(self, array: np.ndarray, action: int = GATHER) -> list[np.ndarray]:
+        """The processes' arrays, which have one shape and dtype."""
+        array = np.ascontiguousarray(array)
+        own = torch.from_numpy(array.reshape(-1).view(np.uint8).copy())
+        self.meet(action, own.numel(), "{} bytes")
+        found = [torch.empty_like(own) for _ in range(self.count)]
+        with self.explained():
+            dist.all_gather(found, own, group=self._meeting)
+        return [part.numpy().view(array.dtype).reshape(array.shape) for part in found]
+
+    def broadcast(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Overwrites tensors, which lie on `device`, with those of process 0."""
+        with self.explained(), torch.no_grad():
+            sent = [tensor.detach().contiguous() for tensor in tensors]
+            works = [
+                # As bytes: not every backend knows every dtype.
+                dist.broadcast(
+                    tensor.reshape(-1).view(torch.uint8),
+                    src=dist.get_global_rank(self.gradients, 0),
+                    group=self.gradients,
+                    async_op=True,
+                )
+                for tensor in sent
+            ]
+            for work in works:
+                work.wait()
+            for tensor, value in zip(tensors, sent, strict=True):
+                if value.data_ptr() != tensor.data_ptr():
+                    tensor.copy_(value)
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Turns the loss of another process into a `PeerLostError`."""
+        try:
+            yield
+        except RuntimeError as error:
+            clear = self.explain(error)
+            if clear is None:
+                raise
+            raise clear from error
+
+    def explain(self, error: BaseException) -> PeerLostError | None:
+        """A `PeerLostError`, if that is what torch's error comes from."""
+        # torch's own errors are RuntimeErrors; a time-out of anything else is not.
+        if not isinstance(error, RuntimeError) or isinstance(error, PeerLostError):
+            return None
+        if not any(word in str(error) for word in _LOST):
+            return None
+        return PeerLostError(
+            f"Process {self.process} of {self.count} lost another one, which ended or does not "
+            "answer. Start all of them again with the same output directory: the run goes on from "
+            "its last checkpoint."
+        )
+
+
+def _rendezvous():
+    """(store for a new group, number of this process, number of all)."""
+    missing = [name for name in _VARIABLES if not os.environ.get(name)]
+    if missing:
+        raise ValueError(
+            f"WORLD_SIZE is {os.environ.get('WORLD_SIZE')}, but {', '.join(missing)} is not set: "
+            "start the processes by torchrun, or unset WORLD_SIZE."
+        )
+    if not _store:  # kept: it is served by the first process, and a later scope needs it again
+        _store[:] = next(iter(rendezvous("env://", timeout=START_TIMEOUT)))
+    store, process, count = _store
+    return dist.PrefixStore(f"keras_vit/{next(_count)}", store), process, count
