@@ -39,7 +39,7 @@ def make(
     Raises:
         ValueError: if Keras cannot do it with PyTorch, or the processes are not so many.
     """
-    asked = {"distribution": kind} if kind != "data" else {}
+    asked: dict[str, Any] = {"distribution": kind} if kind != "data" else {}
     if mesh is not None and mesh[1] > 1:
         asked["mesh"] = mesh
     if shard_optimizer:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from keras_vit.engines.engine import PeerLostError
@@ -89,8 +90,8 @@ class Processes:
             )
         self.process, self.count = dist.get_rank(), dist.get_world_size()
         limit = NCCL_TIMEOUT if backend == "nccl" else MEETING_TIMEOUT
-        self.gradients = dist.new_group(backend=backend, timeout=limit)
-        self._meeting = dist.new_group(backend="gloo", timeout=MEETING_TIMEOUT)
+        self.gradients: Any = dist.new_group(backend=backend, timeout=limit)
+        self._meeting: Any = dist.new_group(backend="gloo", timeout=MEETING_TIMEOUT)
 
     def leave(self) -> None:
         """Closes the connections, if they were opened here; others then notice."""
@@ -149,11 +150,11 @@ class Processes:
         """Overwrites tensors, which lie on `device`, with those of process 0."""
         with self.explained(), torch.no_grad():
             sent = [tensor.detach().contiguous() for tensor in tensors]
-            works = [
+            works: list[Any] = [
                 # As bytes: not every backend knows every dtype.
                 dist.broadcast(
                     tensor.reshape(-1).view(torch.uint8),
-                    src=dist.get_global_rank(self.gradients, 0),
+                    src=0,
                     group=self.gradients,
                     async_op=True,
                 )
@@ -201,4 +202,4 @@ def _rendezvous():
     if not _store:  # kept: it is served by the first process, and a later scope needs it again
         _store[:] = next(iter(rendezvous("env://", timeout=START_TIMEOUT)))
     store, process, count = _store
-    return dist.PrefixStore(f"keras_vit/{next(_count)}", store), process, count
+    return PrefixStore(f"keras_vit/{next(_count)}", store), process, count
