@@ -118,7 +118,7 @@ class TensorFlowEngine(Engine):
         if scaled or any(layer.compute_dtype == "float16" for layer in model.layers):
             raise ValueError(
                 "Keras scales float16's loss by each replica's own gradients, so that replicas "
-                "skip different steps: build the model with dtype=\"mixed_bfloat16\", or train on "
+                'skip different steps: build the model with dtype="mixed_bfloat16", or train on '
                 "one device. Received: mixed_float16 (or a LossScaleOptimizer)"
             )
         for name, remedy in _UNFIT.items():
@@ -131,7 +131,7 @@ class TensorFlowEngine(Engine):
                 )
         if getattr(model.loss, "reduction", None) == "mean_with_sample_weight":
             raise ValueError(
-                "A loss with reduction=\"mean_with_sample_weight\" divides by each replica's own "
+                'A loss with reduction="mean_with_sample_weight" divides by each replica\'s own '
                 f'weights, not by the batch\'s: take reduction="sum_over_batch_size" with '
                 f"{self.description}. Received: loss={model.loss!r}"
             )
@@ -269,16 +269,28 @@ class TensorFlowEngine(Engine):
             return tf.constant(images[start : start + each])
 
         if model not in self._forward:
-            itself = weakref.proxy(model)
-            self._forward[model] = tf.function(
-                lambda x: self.strategy.run(lambda own: itself(own, training=False), (x,))
-            )
+            self._forward[model] = tf.function(self._whole_outputs(weakref.proxy(model)))
         with self.strategy.scope(), in_scope(self):
             spread = self.strategy.experimental_distribute_values_from_function(part)
             outputs = self._forward[model](spread)
             return keras.tree.map_structure(
-                lambda output: self.strategy.gather(output, axis=0).numpy(), outputs
+                lambda output: self.strategy.experimental_local_results(output)[0].numpy(), outputs
             )
+
+    def _whole_outputs(self, model):
+        """A function of the replicas' parts of a batch, giving each the outputs for all."""
+
+        def whole(own):
+            context = tf.distribute.get_replica_context()
+            before = context.replica_id_in_sync_group * tf.shape(own)[0]
+            after = self.replicas * tf.shape(own)[0] - before - tf.shape(own)[0]
+            filled = tf.pad(own, [[before, after]] + [[0, 0]] * (own.shape.rank - 1))
+            return context.all_reduce(tf.distribute.ReduceOp.SUM, filled)
+
+        def step(own):
+            return keras.tree.map_structure(whole, model(own, training=False))
+
+        return lambda spread: self.strategy.run(step, (spread,))
 
     def local_model(self, model):
         """See `Engine`: over several processes, a copy without a strategy."""

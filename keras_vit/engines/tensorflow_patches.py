@@ -20,7 +20,10 @@ import tensorflow as tf
 TESTED = ("3.15",)
 _BUILD, _REDUCE = "_maybe_symbolic_build", "reduce_per_replica"
 # What both must take. Their names and arguments are all that is relied on.
-_ARGUMENTS = {_BUILD: ["self", "iterator", "data_batch"], _REDUCE: ["values", "strategy", "reduction"]}
+_ARGUMENTS = {
+    _BUILD: ["self", "iterator", "data_batch"],
+    _REDUCE: ["values", "strategy", "reduction"],
+}
 
 
 @contextlib.contextmanager

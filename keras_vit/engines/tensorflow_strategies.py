@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from typing import Any
@@ -63,7 +64,7 @@ def _tpu(tpu: str, devices: int | None) -> tuple[Any, str]:
         tf.tpu.experimental.initialize_tpu_system(resolver)
     except ValueError as error:
         raise ValueError(
-            f"No TPU has this name or address; give the Cloud TPU's name, or \"local\" on the "
+            f'No TPU has this name or address; give the Cloud TPU\'s name, or "local" on the '
             f"TPU's own machine. {_JAX_ON_TPU} Received: tpu={tpu!r} ({_line(error)})"
         ) from error
     except (tf.errors.OpError, RuntimeError) as error:
@@ -117,7 +118,7 @@ def _multi_worker(workers: int, devices: int | None) -> tuple[Any, str]:
             f"leave `devices` out, or hide some by CUDA_VISIBLE_DEVICES. Received: {devices}"
         )
     try:
-        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        strategy = _multi_worker_mirrored()
     except RuntimeError as error:
         raise ValueError(
             "TensorFlow already runs in this process. With TF_CONFIG, enter the scope before "
@@ -125,6 +126,12 @@ def _multi_worker(workers: int, devices: int | None) -> tuple[Any, str]:
         ) from error
     count = strategy.num_replicas_in_sync
     return strategy, f"MultiWorkerMirroredStrategy of {count} devices in {workers} processes"
+
+
+@functools.cache
+def _multi_worker_mirrored():
+    """The process' one strategy, see `_mirrored`."""
+    return tf.distribute.MultiWorkerMirroredStrategy()
 
 
 def _local(devices: int | None) -> tuple[Any, str]:
@@ -139,5 +146,14 @@ def _local(devices: int | None) -> tuple[Any, str]:
         )
     if count == 1:
         return None, ""
-    strategy = tf.distribute.MirroredStrategy(known[:count])
-    return strategy, f"MirroredStrategy of {count} {kind}s"
+    return _mirrored(tuple(known[:count])), f"MirroredStrategy of {count} {kind}s"
+
+
+@functools.cache
+def _mirrored(devices: tuple[str, ...]):
+    """The process' one strategy on these devices.
+
+    A second would number its collectives as the first did, and a step would fail with "Shape
+    mismatch in the collective instance".
+    """
+    return tf.distribute.MirroredStrategy(devices)
