@@ -103,6 +103,11 @@ class Engine:
         """How an optimizer's state of a variable lies; `None`: as the variable itself."""
         return None
 
+    def build_metrics(self, model: keras.Model, labels: np.ndarray, outputs: np.ndarray) -> None:
+        """Makes the variables of a compiled model's metrics; their values stay as they are."""
+        with keras.StatelessScope():
+            model.compute_metrics(None, *map(keras.ops.convert_to_tensor, (labels, outputs)))
+
     def vary_random(self, model: keras.Model) -> None:
         """Gives processes that draw by themselves (dropout) different random numbers, once."""
 

@@ -198,6 +198,11 @@ class JaxEngine(Engine):
         layout = getattr(self.distribution, "state_layout", None)
         return None if layout is None else layout(variable)
 
+    def build_metrics(self, model, labels, outputs):
+        """See `Engine`; traced, since values of this process and of all do not mix."""
+        with keras.StatelessScope():
+            jax.eval_shape(lambda *args: model.compute_metrics(None, *args), labels, outputs)
+
     def arrays(self, variables: Sequence[Any], *, summed: bool = False):
         """See `Engine`."""
         return [_whole(variable.value) for variable in variables]
@@ -271,7 +276,14 @@ class JaxEngine(Engine):
         return None
 
 
-_LOST = ("onnection closed", "onnection reset", "Gloo", "heartbeat", "oordination service", "barrier")
+_LOST = (
+    "onnection closed",
+    "onnection reset",
+    "Gloo",
+    "heartbeat",
+    "oordination service",
+    "barrier",
+)
 _NOT_EQUAL = ("must be the same on all processes", "to be equal across processes")
 _INDIVISIBLE = ("evenly divide", "divisible", "is not a multiple")
 

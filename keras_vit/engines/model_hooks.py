@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 
 from keras_vit.engines.adoption import engine_for, entered
 from keras_vit.engines.engine import current
 
+_Model = keras.Model if TYPE_CHECKING else object  # Keras must not take the mixin for a model
 
-class SpreadsOut:
+
+class SpreadsOut(_Model):
     """A mixin before `keras.Model`: asks the engine wherever several devices need more.
 
     On one device, nothing but the asking is added.
@@ -73,4 +75,3 @@ class SpreadsOut:
 def _assign(variables: list[Any], arrays: list[Any]) -> None:
     for variable, array in zip(variables, arrays, strict=True):
         variable.assign(array)
-

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -14,6 +13,7 @@ import keras
 import numpy as np
 
 from keras_vit import _checks
+from keras_vit.engines.adoption import engine_for, explained
 
 BATCH_SIZE = 64
 
@@ -121,8 +121,9 @@ def _as_arrays(data: Any) -> tuple[Any, Any] | None:
 class Predictor:
     """Runs a model batch by batch; a smaller last batch is filled up, and cut again.
 
-    Every new shape would be compiled anew, and one that a `keras.distribution` does not divide
-    would fail. A model's answer for an image does not depend on the others in inference.
+    Every new shape would be compiled anew, and one that several devices do not divide would fail.
+    A model's answer for an image does not depend on the others in inference. With several
+    processes all must ask for the same images, and each gets all answers.
 
     Args:
         model: a Keras model.
@@ -130,18 +131,18 @@ class Predictor:
 
     def __init__(self, model: keras.Model):
         self.model = model
+        self.engine = engine_for(model)
         self._size = 0
-        distribution = keras.distribution.distribution()
-        self._devices = 1 if distribution is None else math.prod(distribution.device_mesh.shape)
 
     def __call__(self, images: np.ndarray) -> Any:
         """The model's outputs for a batch, as NumPy arrays."""
-        count = len(images)
-        self._size = max(self._size, -(-count // self._devices) * self._devices)
+        count, parts = len(images), self.engine.replicas
+        self._size = max(self._size, -(-count // parts) * parts)
         if count < self._size:
             filling = np.repeat(images[-1:], self._size - count, axis=0)
             images = np.concatenate([images, filling])
-        outputs = self.model.predict_on_batch(images)
+        with explained(self.engine):
+            outputs = self.engine.predict(self.model, images)
         return keras.tree.map_structure(lambda x: as_array(x)[:count], outputs)
 
 

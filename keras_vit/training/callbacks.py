@@ -10,6 +10,7 @@ from collections.abc import Callable
 import keras
 
 from keras_vit._progress import ProgressLine, duration
+from keras_vit.engines.engine import Engine
 from keras_vit.training.plan import Plan
 from keras_vit.training.randomness import random_arrays, restore_random
 from keras_vit.training.record import Record
@@ -75,7 +76,11 @@ class Keeper(keras.callbacks.Callback):
         minutes: minutes after which a state is saved inside of an epoch.
         note: what else a state has to hold.
         guard: is called before a state is saved, and raises if it must not be.
+        engine: of several devices.
     """
+
+    # Batches after which several processes ask the chief whether it is time to save.
+    _ASKED = 16
 
     def __init__(
         self,
@@ -87,6 +92,7 @@ class Keeper(keras.callbacks.Callback):
         minutes: float,
         note: Callable[[], dict],
         guard: Callable[[], None] = lambda: None,
+        engine: Engine | None = None,
     ):
         super().__init__()
         self.plan = plan
@@ -96,6 +102,7 @@ class Keeper(keras.callbacks.Callback):
         self.minutes = minutes
         self.note = note
         self.guard = guard
+        self.engine = engine or Engine()
         # Values of the metrics' variables to go on from, in the first epoch after a restart.
         self.metric_values: list | None = None
         # What Keras draws between two epochs (PyTorch's loaders do, a time for each `fit`) must
@@ -111,7 +118,7 @@ class Keeper(keras.callbacks.Callback):
             for variable, value in zip(
                 self.model.metrics_variables, self.metric_values, strict=True
             ):
-                variable.assign(value)
+                self.engine.assign(variable, value, summed=True)
             self.metric_values = None
 
     def on_train_batch_begin(self, batch, logs=None):
@@ -124,8 +131,17 @@ class Keeper(keras.callbacks.Callback):
         """Counts, and saves the state when it is time."""
         self.position += 1
         between = self.position % self.plan.batches_per_epoch  # at 0 the epoch's end saves
-        if between and time.monotonic() - self._saved > 60 * self.minutes:
+        if between and self._is_time():
             self._save()
+
+    def _is_time(self) -> bool:
+        late = time.monotonic() - self._saved > 60 * self.minutes
+        if self.engine.processes == 1:
+            return late
+        # All save together or none: clocks differ, so the chief's counts.
+        if self.position % self._ASKED:
+            return False
+        return self.engine.total(late and self.engine.is_chief) > 0
 
     def on_epoch_end(self, epoch, logs=None):
         """Adds a line to the record, and saves the state."""

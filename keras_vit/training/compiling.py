@@ -9,6 +9,7 @@ import keras
 import numpy as np
 
 from keras_vit import _checks
+from keras_vit.engines.engine import current
 from keras_vit.models.base import FlatModel
 from keras_vit.recipe import Recipe
 from keras_vit.training.groups import layer_decay_multipliers
@@ -105,7 +106,7 @@ def prepare(model: FlatModel, recipe: Recipe, total_steps: int) -> WarmupSchedul
     model.compile(
         optimizer_of(recipe, model, schedule),
         loss=Crossentropy(recipe.loss, recipe.label_smoothing),
-        metrics=[accuracy],
+        weighted_metrics=[accuracy],
     )
     return schedule
 
@@ -130,15 +131,15 @@ def check_model(model: FlatModel, recipe: Recipe) -> None:
         )
 
 
-def build_state(model: keras.Model, images: np.ndarray, labels: np.ndarray) -> None:
+def build_state(model: keras.Model, labels: np.ndarray, num_classes: int) -> None:
     """Makes all variables of optimizer and metrics, which Keras else makes in the first step.
 
     Args:
         model: compiled.
-        images: a batch as it will be fitted.
-        labels: its labels.
+        labels: a batch of labels as they will be fitted.
+        num_classes: of the model.
     """
     model.optimizer.build(model.trainable_variables)
-    outputs = model(keras.ops.convert_to_tensor(images[:1]), training=False)
-    model.compute_metrics(None, keras.ops.convert_to_tensor(labels[:1]), outputs)
+    outputs = np.zeros((len(labels), num_classes), "float32")
+    current().build_metrics(model, labels, outputs)
     model.reset_metrics()

@@ -1,12 +1,12 @@
 """One way to say on which devices to train: `with scope(...):`, on the engine of each backend.
 
-| backend    | "data"                                   | "model", "fsdp"                            |
-|------------|------------------------------------------|--------------------------------------------|
-| TensorFlow | MirroredStrategy, TPUStrategy, and with  | refused: tf.distribute has none for Keras  |
-|            | TF_CONFIG MultiWorkerMirroredStrategy    |                                            |
-| JAX        | `keras.distribution`, a mesh             | `keras.distribution`, with the layouts of  |
-|            |                                          | `keras_vit.engines.layouts`                |
-| PyTorch    | DistributedDataParallel, under torchrun  | refused                                    |
+| backend    | "data"                                    | "model", "fsdp"                   |
+|------------|-------------------------------------------|-----------------------------------|
+| TensorFlow | MirroredStrategy; TPUStrategy; with       | refused: tf.distribute has none   |
+|            | TF_CONFIG MultiWorkerMirroredStrategy     | for Keras 3                       |
+| JAX        | `keras.distribution`, one process or many | `keras.distribution`, with the    |
+|            |                                           | layouts of this package           |
+| PyTorch    | DistributedDataParallel, under torchrun   | refused                           |
 
 Batch sizes are global ones. With several processes each runs the same program.
 """

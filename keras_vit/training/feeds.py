@@ -10,6 +10,9 @@ from keras_vit.recipe import Recipe
 class Feed(Protocol):
     """What `train` needs of training data. `SourceFeed` is one, over tf.data; yours may be another.
 
+    With several processes each takes its part of every batch itself: all must be given equal
+    batches, of all examples.
+
     Attributes:
         size: examples.
         description: one line about the data; a run goes on only with the same.
@@ -47,12 +50,16 @@ class SourceFeed:
         recipe: the recipe.
         image_shape: `(height, width, channels)` of the model.
         num_classes: classes of the model.
-        options: further arguments of `keras_vit.data.Pipeline`, such as `cache`, `transforms`,
-            `on_bad` or `shard`.
+        shard: `(index, count)`: this process takes every `count`-th example of each batch.
+        options: further arguments of `keras_vit.data.Pipeline`, such as `cache`, `transforms`
+            or `on_bad`.
     """
 
-    def __init__(self, source, recipe: Recipe, image_shape, num_classes: int, **options):
+    def __init__(
+        self, source, recipe: Recipe, image_shape, num_classes: int, shard=(0, 1), **options
+    ):
         self.source = source
+        self.shard = shard
         self.recipe = recipe
         self.size = source.size
         self.description = source.description
@@ -79,7 +86,8 @@ class SourceFeed:
         return Pipeline(
             self.source,
             training=True,
-            batch_size=batch_size,
+            batch_size=batch_size // self.shard[1],
+            shard=self.shard,
             start_step=start,
             known_bad=sorted(self._bad),
             **self._arguments,
@@ -130,7 +138,16 @@ def pipeline_arguments(recipe: Recipe, image_shape, num_classes: int) -> dict[st
 
 
 def evaluation_batches(source, recipe: Recipe, image_shape, num_classes, batch_size, **options):
-    """One pass over a source, as a `keras_vit.data.Pipeline`, sized as the recipe says."""
+    """One pass over a source, as a `keras_vit.data.Pipeline`, sized as the recipe says.
+
+    Args:
+        source: the source.
+        recipe: the recipe.
+        image_shape: `(height, width, channels)` of the model.
+        num_classes: classes of the model.
+        batch_size: images of a batch of this process.
+        options: further arguments of `keras_vit.data.Pipeline`.
+    """
     from keras_vit.data import Pipeline
 
     return Pipeline(

@@ -8,12 +8,15 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_vit.engines.engine import Engine
 from keras_vit.evaluation import metrics, predict_all
 from keras_vit.recipe import Recipe
 from keras_vit.training.result import Result
 
 
-def report_run(result: Result, folder: Path, validation: Any, recipe: Recipe, feed: Any) -> None:
+def report_run(
+    result: Result, folder: Path, validation: Any, recipe: Recipe, feed: Any, engine: Engine
+) -> None:
     """Writes `report.html` and `report.png` into the run's directory.
 
     Without matplotlib it says so and writes nothing: the run itself is whole.
@@ -24,6 +27,7 @@ def report_run(result: Result, folder: Path, validation: Any, recipe: Recipe, fe
         validation: labelled batches.
         recipe: the recipe.
         feed: the training data.
+        engine: the devices it was trained on.
     """
     from keras_vit.training.report import worst_mistakes, write_report
 
@@ -35,6 +39,7 @@ def report_run(result: Result, folder: Path, validation: Any, recipe: Recipe, fe
         "recipe": recipe.name,
         "data": f"{feed.description}, {feed.size:,} examples",
         "backend": f"{keras.backend.backend()}, Keras {keras.version()}",
+        "devices": engine.description,
         "seed": recipe.seed,
         "training time": f"{sum(row['seconds'] for row in result.history):,.0f} s",
     }

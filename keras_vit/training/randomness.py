@@ -73,4 +73,6 @@ def restore_random(arrays: Mapping[str, np.ndarray]) -> None:
 
         torch.set_rng_state(torch.from_numpy(arrays["random/torch"].copy()))
         for index in range(torch.cuda.device_count()):
-            torch.cuda.set_rng_state(torch.from_numpy(arrays[f"random/cuda_{index}"].copy()), index)
+            state = arrays.get(f"random/cuda_{index}")
+            if state is not None:  # the file may be of a machine with fewer
+                torch.cuda.set_rng_state(torch.from_numpy(state.copy()), index)

@@ -18,6 +18,7 @@ import numpy as np
 from keras_vit.checkpoints.errors import CheckpointError
 from keras_vit.checkpoints.safetensors import open_safetensors, write_safetensors
 from keras_vit.checkpoints.store import Entry
+from keras_vit.engines.engine import Engine
 from keras_vit.training.randomness import random_arrays, restore_random
 
 _NOTE = "keras_vit_run"
@@ -48,25 +49,41 @@ def _variables(model: keras.Model) -> Iterator[tuple[str, Any]]:
                 yield f"{group}/{index:05d}/{re.sub(r'_[0-9]+(?=/|$)', '', path)}", variable
 
 
-def save_state(path: Path, model: keras.Model, note: Mapping[str, Any]) -> None:
-    """Writes the state of a compiled and built model.
+def save_state(
+    path: Path, model: keras.Model, note: Mapping[str, Any], engine: Engine | None = None
+) -> None:
+    """Writes the state of a compiled and built model, readable on any number of devices.
 
     Args:
         path: file to write.
         model: the model, with its optimizer and metrics.
         note: what else the run needs to go on, as JSON values.
+        engine: of several devices; all processes must call this together, and the chief writes.
 
     Raises:
         CheckpointError: if the file cannot be written.
         NonFiniteLossError: if a number in it is not finite; nothing is written.
     """
-    arrays = {
-        name: keras.ops.convert_to_numpy(variable.value) for name, variable in _variables(model)
-    }
+    engine = engine or Engine()
+    arrays: dict[str, np.ndarray] = {}
+    for summed, variables in _parts(model):
+        arrays |= zip(
+            variables, engine.arrays(list(variables.values()), summed=summed), strict=True
+        )
     _check_finite(arrays)
+    if not engine.is_chief:
+        return
     arrays |= random_arrays()
     entries = {name: Entry(array.shape, array.dtype.name) for name, array in arrays.items()}
     write_safetensors(path, entries, arrays.__getitem__, {_NOTE: json.dumps(note)})
+
+
+def _parts(model: keras.Model) -> Iterator[tuple[bool, dict[str, Any]]]:
+    """(whether processes may hold parts of its sums, name -> variable), in two groups."""
+    variables = dict(_variables(model))
+    metrics = {id(variable) for variable in model.metrics_variables}
+    for summed in (False, True):
+        yield summed, {n: v for n, v in variables.items() if (id(v) in metrics) == summed}
 
 
 def _check_finite(arrays: Mapping[str, np.ndarray]) -> None:
@@ -82,12 +99,13 @@ def _check_finite(arrays: Mapping[str, np.ndarray]) -> None:
             )
 
 
-def load_state(path: Path, model: keras.Model) -> dict[str, Any]:
+def load_state(path: Path, model: keras.Model, engine: Engine | None = None) -> dict[str, Any]:
     """Restores what `save_state` wrote, bit for bit; everything is checked before it is touched.
 
     Args:
         path: the file.
         model: a model of the same architecture, compiled and built the same way.
+        engine: of several devices; all processes must call this together.
 
     Returns:
         The note.
@@ -99,7 +117,9 @@ def load_state(path: Path, model: keras.Model) -> dict[str, Any]:
         note = read_note(path, store.metadata)
         variables = dict(_variables(model))
         expected = variables.keys() | random_arrays().keys()
-        if store.entries.keys() != expected:
+        # A machine may have another number of GPUs, with a generator each.
+        named = {_without_devices(name) for name in expected}
+        if {_without_devices(name) for name in store.entries} != named:
             missing = sorted(expected - store.entries.keys())
             unknown = sorted(store.entries.keys() - expected)
             raise CheckpointError(
@@ -113,10 +133,16 @@ def load_state(path: Path, model: keras.Model) -> dict[str, Any]:
                     f"Expected: {tuple(variable.shape)}"
                 )
         arrays = {name: store.read(name) for name in store.entries}
-    for name, variable in variables.items():
-        variable.assign(arrays[name])
+    engine = engine or Engine()
+    for summed, part in _parts(model):
+        for name, variable in part.items():
+            engine.assign(variable, arrays[name], summed=summed)
     restore_random(arrays)
     return note
+
+
+def _without_devices(name: str) -> str:
+    return "" if name.startswith("random/cuda_") else name
 
 
 def read_note(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
@@ -138,13 +164,16 @@ class Checkpoints:
     Args:
         folder: where they lie; made if it is not there.
         keep: files to keep.
+        engine: of several devices: its chief writes, and all processes read.
     """
 
-    def __init__(self, folder: Path, keep: int = 2):
+    def __init__(self, folder: Path, keep: int = 2, engine: Engine | None = None):
         self.folder = folder
         self.keep = keep
-        folder.mkdir(parents=True, exist_ok=True)
-        self._remove_leftovers()
+        self.engine = engine or Engine()
+        if self.engine.is_chief:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._remove_leftovers()
 
     def _remove_leftovers(self) -> None:
         """Removes what a killed process left half-written under a temporary name."""
@@ -153,13 +182,15 @@ class Checkpoints:
 
     def paths(self) -> list[Path]:
         """The files, newest first."""
+        if not self.folder.is_dir():
+            return []
         found = [path for path in self.folder.iterdir() if _PATTERN.fullmatch(path.name)]
         return sorted(found, key=lambda path: int(path.stem.partition("-")[2]), reverse=True)
 
     def save(self, model: keras.Model, step: int, note: Mapping[str, Any]) -> None:
         """Saves the state after `step` batches, and removes the oldest files."""
-        save_state(self.folder / _FILE.format(step=step), model, note)
-        for path in self.paths()[self.keep :]:
+        save_state(self.folder / _FILE.format(step=step), model, note, self.engine)
+        for path in self.paths()[self.keep :] if self.engine.is_chief else ():
             path.unlink(missing_ok=True)
 
     def load_newest(self, model: keras.Model) -> dict[str, Any] | None:
@@ -174,7 +205,7 @@ class Checkpoints:
         problems = []
         for path in self.paths():
             try:
-                note = load_state(path, model)
+                note = load_state(path, model, self.engine)
             except CheckpointError as error:
                 problems.append(str(error))
                 continue
