@@ -130,25 +130,31 @@ class TorchEngine(Engine):
     @contextlib.contextmanager
     def scope(self) -> Iterator[Engine]:
         """Everything made inside is for this process' device; the end parts the processes."""
+        failed = True
         try:
-            with in_scope(self):
+            with in_scope(self), self._all.explained():
                 yield self
-        except RuntimeError as error:
-            clear = self.explain(error)
-            if clear is None:
-                raise
-            raise clear from error
+            failed = False
         finally:
-            self._all.leave()
+            self._all.leave(failed)
 
     def check_model(self, model):
-        """See `Engine`: one that runs eagerly, and lies on this process' device."""
+        """See `Engine`: one that runs eagerly, lies here, and has no statistics of batches."""
         if getattr(model, "jit_compile", False):
             raise ValueError(
-                "torch.compile of a whole step, as Keras does it, leaves DistributedDataParallel "
-                'out: compile the model with jit_compile=False, or "auto". '
+                "Keras' torch.compile of whole steps is not supported over several processes: "
+                'compile the model with jit_compile=False, or "auto". '
                 f"Received: jit_compile={model.jit_compile!r}"
             )
+        trained = {variable.path.rpartition("/")[0] for variable in model.trainable_variables}
+        for variable in model.variables:
+            layer, _, name = variable.path.rpartition("/")
+            if name == "moving_mean" and layer in trained:
+                raise ValueError(
+                    "Batch normalization would see each process' part of the batch alone, and "
+                    f"keep other statistics in each: freeze it (layer.trainable = False). "
+                    f"Received: a trainable layer {layer!r}"
+                )
         for variable in model.variables:
             if variable.value.device != self._all.device:
                 raise ValueError(

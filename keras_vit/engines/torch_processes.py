@@ -7,9 +7,11 @@ something else, or more of it, gives an error instead of a hang or of mixed-up n
 
 from __future__ import annotations
 
+import atexit
 import datetime
 import itertools
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -21,6 +23,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from keras_vit.engines.engine import PeerLostError
+from keras_vit.engines.torch_lifeline import Lifeline
 
 _VARIABLES = ("RANK", "MASTER_ADDR", "MASTER_PORT")  # set by torchrun, beside WORLD_SIZE
 # How long to wait for processes that have not started yet.
@@ -28,9 +31,11 @@ START_TIMEOUT = datetime.timedelta(minutes=5)
 # One may evaluate, or write files, while others wait. A process that dies is noticed at once, as
 # its connections close.
 MEETING_TIMEOUT = datetime.timedelta(minutes=30)
-# NCCL does not notice a dead process; its watchdog ends a process whose collective takes longer.
-# All processes meet at the beginning of each step, so that none waits here for a slow one.
-NCCL_TIMEOUT = datetime.timedelta(seconds=50)
+# Of gradients. All processes meet at the beginning of each step, so that none waits for a slow one
+# here. Not less, since the watchdog of NCCL counts from when the work is queued.
+GRADIENT_TIMEOUT = datetime.timedelta(minutes=10)
+# NCCL does not notice a dead process. See `torch_lifeline`.
+WATCHED = ("cuda",)
 
 # What processes may be about to do, and in words.
 ACTIONS = ("train a step", "begin to fit", "sum", "predict", "gather", "draw random numbers")
@@ -89,14 +94,36 @@ class Processes:
                 backend, timeout=START_TIMEOUT, store=store, rank=process, world_size=count
             )
         self.process, self.count = dist.get_rank(), dist.get_world_size()
-        limit = NCCL_TIMEOUT if backend == "nccl" else MEETING_TIMEOUT
-        self.gradients: Any = dist.new_group(backend=backend, timeout=limit)
+        self.gradients: Any = dist.new_group(backend=backend, timeout=GRADIENT_TIMEOUT)
         self._meeting: Any = dist.new_group(backend="gloo", timeout=MEETING_TIMEOUT)
+        self._lifeline = None
+        if device.type in WATCHED:
+            self._lifeline = Lifeline(self.process, self.count, self._loss)
 
-    def leave(self) -> None:
-        """Closes the connections, if they were opened here; others then notice."""
-        if self._owned and dist.is_initialized():
-            self._owned = False
+    @property
+    def _loss(self) -> str:
+        return (
+            f"Process {self.process} of {self.count} lost another one, which ended or does not "
+            "answer. Start all of them again with the same output directory: the run goes on from "
+            "its last checkpoint."
+        )
+
+    def leave(self, failed: bool = False) -> None:
+        """Closes the connections, if they were opened here; others then notice.
+
+        Args:
+            failed: whether an error is the reason, so that others may still wait for this one.
+        """
+        if self._lifeline is not None:
+            self._lifeline.leave(failed)
+            self._lifeline = None
+        if not self._owned or not dist.is_initialized():
+            return
+        self._owned = False
+        if failed and self.device.type == "cuda":
+            # NCCL would finish what is queued first, for ever if that needs a process that is gone.
+            atexit.register(_end_at_once)
+        else:
             dist.destroy_process_group()
 
     def meet(self, action: int, number: int = 0, what: str = "") -> None:
@@ -184,11 +211,13 @@ class Processes:
             return None
         if not any(word in str(error) for word in _LOST):
             return None
-        return PeerLostError(
-            f"Process {self.process} of {self.count} lost another one, which ended or does not "
-            "answer. Start all of them again with the same output directory: the run goes on from "
-            "its last checkpoint."
-        )
+        return PeerLostError(self._loss)
+
+
+def _end_at_once() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def _rendezvous():
