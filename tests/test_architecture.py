@@ -28,6 +28,7 @@ ROWS = [
     {"models": ("keras", "numpy")},
     {name: ("keras", "numpy") for name in ("inspection", "evaluation", "export")},
     {"training": ("keras", "numpy")},
+    {"planning": ()},
     {"cli": ()},
     {"__main__": ()},
 ]

@@ -20,6 +20,7 @@ COMMANDS = {
     "convert": "write a checkpoint in another project's format",
     "describe": "say what a checkpoint holds, and whether it would load",
     "benchmark": "measure how fast things are here",
+    "plan": "say what training will need: memory, arithmetic, time",
 }
 
 _PACKAGE = __name__.partition(".")[0]

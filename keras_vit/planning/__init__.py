@@ -1,0 +1,1 @@
+"""What a training run will need: memory a device, arithmetic, time. Arithmetic alone, no Keras."""

@@ -1,0 +1,116 @@
+"""Memory of one device through a training step, and when it is highest.
+
+A step is followed from the first layer to the optimizer: what is kept piles up in the forward
+pass, falls block by block in the backward pass while gradients pile up, and the optimizer comes
+last. The peak is the highest of these moments, not the sum of all rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from keras_vit.checkpoints.shapes import is_bit
+from keras_vit.planning import activations, state
+from keras_vit.planning.setup import Setup
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on one device.
+
+    Attributes:
+        rows: what there is -> bytes, each at its own highest.
+        peak: the most at one time, as the backend's allocator counts.
+        moment: when that is, in words.
+        outside: what the device holds beside that: context and libraries.
+    """
+
+    rows: Mapping[str, int]
+    peak: int
+    moment: str
+    outside: int = 0
+
+    @property
+    def needed(self) -> int:
+        """Bytes that the device must have."""
+        return self.peak + self.outside
+
+
+# A CUDA context with cuBLAS, cuDNN and NCCL loaded, as `nvidia-smi` shows beside what the
+# allocator has: an assumption, since it differs by driver.
+CUDA_CONTEXT = 700 * 2**20
+
+
+def memory(setup: Setup) -> Memory:
+    """Follows one step.
+
+    Args:
+        setup: what is planned.
+
+    Returns:
+        Its memory on one device.
+    """
+    found = activations.of(setup)
+    gradients = _gradients(setup)
+    lasting = {
+        "parameters": state.parameters(setup),
+        **state.states(setup),
+        "images and labels": _batch(setup),
+    }
+    base = sum(lasting.values()) + state.scalars(setup)
+    buckets = setup.way.backend == "torch" and setup.count > 1  # lie ready from step to step
+    total = sum(gradients.values())
+    base += total if buckets else 0
+
+    moments: dict[str, int] = {}
+    kept = found.before + sum(found.kept) + found.behind
+    done = gradients.get("head", 0)
+    for index in reversed(range(len(found.kept))):
+        kept -= found.kept[index]
+        name = f"the backward pass of {found.names[index]}"
+        live = base + kept + (0 if buckets else done)
+        moments[name] = live + found.kept[index] + found.backward[index]
+        done += gradients[found.names[index]]
+    optimizer = _optimizer(setup, gradients)
+    moments["the optimizer"] = base + (0 if buckets else total) + optimizer
+    moment = max(moments, key=lambda name: moments[name])
+    rows = {
+        **lasting,
+        "gradients": total,
+        "activations": sum(found.tensors),
+        "16-bit copies of weights": sum(found.copies),
+        "workspace": max(found.backward, default=0),
+        "workspace of the optimizer": optimizer,
+    }
+    outside = 0 if setup.device.is_tpu else CUDA_CONTEXT
+    return Memory(rows, moments[moment], moment, outside)
+
+
+def _batch(setup: Setup) -> int:
+    """Images in float32, and labels."""
+    return setup.images * (math.prod(setup.config["image_shape"]) * 4 + 4)
+
+
+def _gradients(setup: Setup) -> dict[str, int]:
+    """Bytes of gradients by part of the model: float32, cut as the weights are."""
+    parts = state.shared(setup)
+    found = {name: 4 * count for name, count in parts.items() if _is_block(setup, name)}
+    found["head"] = 4 * sum(count for name, count in parts.items() if name not in found)
+    return found
+
+
+def _is_block(setup: Setup, name: str) -> bool:
+    return "_unit" in name if is_bit(setup.config) else name.startswith("encoder_block_")
+
+
+def _optimizer(setup: Setup, gradients: Mapping[str, int]) -> int:
+    """Bytes that an update needs beside gradients and state.
+
+    PyTorch makes a list of scaled gradients, and before it one of sums where it accumulates; XLA
+    updates in place.
+    """
+    if setup.way.backend != "torch":
+        return 0
+    return sum(gradients.values()) * (2 if setup.accumulate > 1 else 1)
