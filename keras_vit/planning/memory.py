@@ -57,7 +57,7 @@ def memory(setup: Setup) -> Memory:
     lasting = {
         "parameters": state.parameters(setup),
         **state.states(setup),
-        "images and labels": _batch(setup),
+        "images and labels": batch_bytes(setup),
     }
     base = sum(lasting.values()) + state.scalars(setup)
     buckets = setup.way.backend == "torch" and setup.count > 1  # lie ready from step to step
@@ -88,7 +88,7 @@ def memory(setup: Setup) -> Memory:
     return Memory(rows, moments[moment], moment, outside)
 
 
-def _batch(setup: Setup) -> int:
+def batch_bytes(setup: Setup) -> int:
     """Images in float32, and labels."""
     return setup.images * (math.prod(setup.config["image_shape"]) * 4 + 4)
 

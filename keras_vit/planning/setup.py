@@ -74,6 +74,10 @@ class Setup:
         check(changed)
         return changed
 
+    def on_cpu(self) -> Setup:
+        """The setup as a CPU runs it: without fused kernels."""
+        return dataclasses.replace(self, way=dataclasses.replace(self.way, gpu=False))
+
     def with_remat(self) -> Setup:
         """The setup with `remat`."""
         return self.replace(config={**self.config, "remat": True})
