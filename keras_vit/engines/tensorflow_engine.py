@@ -20,21 +20,22 @@ _UNEQUAL = "The replicas got parts of different size"
 _JAX = "KERAS_BACKEND=jax, or --backend jax"
 # Options of Keras' optimizers that act on each replica's gradients by themselves, and the remedy.
 _UNFIT = {
-    "clipnorm": "clip_norm=...",
-    "global_clipnorm": "clip_norm=...",
-    "clipvalue": "clip_norm=...",
-    "gradient_accumulation_steps": "accumulation_steps=...",
+    "clipnorm": "clip_norm",
+    "global_clipnorm": "clip_norm",
+    "clipvalue": "clip_norm",
+    "gradient_accumulation_steps": "accumulation_steps",
 }
-# What TensorFlow raises where another process is gone; each with words of collectives.
-_LOST_ERRORS = (
-    tf.errors.UnavailableError,
-    tf.errors.AbortedError,
-    tf.errors.CancelledError,
-    tf.errors.DeadlineExceededError,
-    tf.errors.FailedPreconditionError,
-    tf.errors.InternalError,
+# In what TensorFlow raises where collectives do not fit each other, or another process is gone. A
+# killed one closes its connections, which is seen at once; one that hangs, by the coordination
+# service's heartbeats within 10 seconds (TensorFlow 2.21), whatever the others wait for.
+_OUT_OF_STEP = ("but got type", "Shape mismatch in the collective instance")
+_LOST = (
+    "Collective ops is aborted",
+    "heartbeat",
+    "Heartbeat",
+    "onnection reset",
+    "failed to connect",
 )
-_LOST_WORDS = ("ollective", "heartbeat", "oordination", "onnection reset", "failed to connect")
 
 
 def make(
@@ -94,6 +95,7 @@ class TensorFlowEngine(Engine):
             self.process, self.processes = _place(strategy.cluster_resolver)
             self.shard = (self.process, self.processes)
         self._forward: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+        self._summing: Any = None
 
     @contextlib.contextmanager
     def scope(self):
@@ -117,16 +119,17 @@ class TensorFlowEngine(Engine):
         scaled = hasattr(optimizer, "inner_optimizer")
         if scaled or any(layer.compute_dtype == "float16" for layer in model.layers):
             raise ValueError(
-                "Keras scales float16's loss by each replica's own gradients, so that replicas "
-                'skip different steps: build the model with dtype="mixed_bfloat16", or train on '
-                "one device. Received: mixed_float16 (or a LossScaleOptimizer)"
+                "Keras looks for float16's overflow in the first replica's gradients alone, and "
+                "another's makes the weights NaN: build the model with "
+                'dtype="mixed_bfloat16", or train on one device. Received: mixed_float16 (or a '
+                "LossScaleOptimizer)"
             )
         for name, remedy in _UNFIT.items():
             if getattr(optimizer, name, None) is not None:
                 raise ValueError(
                     f"Keras' {type(optimizer).__name__} applies {name} to each replica's gradient "
                     f"by itself, which is wrong over {self.replicas} replicas. Use "
-                    f"keras_vit.training.AdamW or SGD with {remedy}. "
+                    f"keras_vit.training.AdamW(..., {remedy}=...), or SGD from there. "
                     f"Received: {name}={getattr(optimizer, name)}"
                 )
         if getattr(model.loss, "reduction", None) == "mean_with_sample_weight":
@@ -145,8 +148,8 @@ class TensorFlowEngine(Engine):
                 value = getattr(variable, "value", variable)
                 if not self.strategy.extended.variable_created_in_scope(value):
                     raise ValueError(
-                        f"{name} was made outside of the scope of {self.description}: build and "
-                        f"compile the model inside of it. Received: {variable.path}"
+                        f"{name} ({variable.path}) was made outside of the scope of "
+                        f"{self.description}: build and compile the model inside of it."
                     )
 
     def check_data(self, x, batch_size, *, training=False):
@@ -161,10 +164,11 @@ class TensorFlowEngine(Engine):
     def call(self, model, forward, args, kwargs):
         """See `Engine`: in training the replicas' parts must be equal; elsewhere one may be empty.
 
-        An empty part, for which not every layer is made, is filled by an image of zeros whose
-        outputs are dropped.
+        This is checked here and not by `check_step`, so that no weight changes before it fails. An
+        empty part, for which not every layer is made, is filled by an image of zeros whose outputs
+        are dropped.
         """
-        images = args[0] if args else None
+        images: Any = args[0] if args else None
         if (
             self.replicas == 1
             or tf.distribute.in_cross_replica_context()
@@ -182,13 +186,10 @@ class TensorFlowEngine(Engine):
         outputs = forward(filled, *args[1:], **kwargs)
         return keras.tree.map_structure(lambda output: output[:count], outputs)
 
-    def check_step(self, images):
-        """See `Engine`: `call` does it, on whose outcome the gradients depend."""
-
     def _equal_parts(self, images):
         """An operation that fails unless all replicas have as many images."""
         count = tf.cast(tf.shape(images)[0], "int64")
-        context = tf.distribute.get_replica_context()
+        context: Any = tf.distribute.get_replica_context()
         total = context.all_reduce(tf.distribute.ReduceOp.SUM, count)
         return tf.debugging.assert_equal(
             count * self.replicas,
@@ -201,15 +202,17 @@ class TensorFlowEngine(Engine):
         """See `Engine`."""
         if self.processes == 1:
             return batches
-        local = self.replicas // self.processes
-        each = batch_size // self.replicas
-        parts = batches if local == 1 else batches.rebatch(each)
-        return self.strategy.distribute_datasets_from_function(lambda context: parts)
+        if self.replicas > self.processes:
+            batches = batches.rebatch(batch_size // self.replicas)
+        if batches.cardinality() >= 0:
+            # Keras would stop after this process' own batches. As it is, all end with the last.
+            batches = batches.filter(lambda *_: True)
+        return self.strategy.distribute_datasets_from_function(lambda context: batches)
 
     def arrays(self, variables, *, summed: bool = False):
         """See `Engine`. Metrics' variables are summed by TensorFlow where they are read."""
         with self.strategy.scope():
-            return [keras.ops.convert_to_numpy(variable.value) for variable in variables]
+            return [tf.convert_to_tensor(variable.value).numpy() for variable in variables]
 
     def assign(self, variable, array, *, summed: bool = False):
         """See `Engine`."""
@@ -240,18 +243,21 @@ class TensorFlowEngine(Engine):
                 seed = (int(state[0]) + replica * _SEED_STEP) % 2**32
                 part.assign(np.array([seed, state[1]]).astype(part.dtype.as_numpy_dtype))
 
-    def _sum(self, array: np.ndarray) -> np.ndarray:
+    def _sum(self, array: np.ndarray | np.floating) -> np.ndarray:
         """The sum of the processes' arrays."""
-        first = tf.distribute.get_replica_context
+        local = self.replicas // self.processes
 
         def part(own):
-            context = first()
-            here = context.replica_id_in_sync_group % (self.replicas // self.processes) == 0
-            own = tf.where(here, own, tf.zeros_like(own))
+            context: Any = tf.distribute.get_replica_context()
+            first = context.replica_id_in_sync_group % local == 0
+            own = tf.where(first, own, tf.zeros_like(own))
             return context.all_reduce(tf.distribute.ReduceOp.SUM, own)
 
+        if self._summing is None:
+            # As a function: TensorFlow warns of each collective outside of one.
+            self._summing = tf.function(lambda own: self.strategy.run(part, (own,)))
         with self.strategy.scope():
-            results = self.strategy.run(part, (tf.constant(array),))
+            results = self._summing(tf.constant(array))
         return self.strategy.experimental_local_results(results)[0].numpy()
 
     def total(self, value):
@@ -281,7 +287,7 @@ class TensorFlowEngine(Engine):
         """A function of the replicas' parts of a batch, giving each the outputs for all."""
 
         def whole(own):
-            context = tf.distribute.get_replica_context()
+            context: Any = tf.distribute.get_replica_context()
             before = context.replica_id_in_sync_group * tf.shape(own)[0]
             after = self.replicas * tf.shape(own)[0] - before - tf.shape(own)[0]
             filled = tf.pad(own, [[before, after]] + [[0, 0]] * (own.shape.rank - 1))
@@ -315,13 +321,16 @@ class TensorFlowEngine(Engine):
         """See `Engine`."""
         text = str(error)
         if _UNEQUAL in text:
-            start = text.index(_UNEQUAL)
-            return ValueError(" ".join(text[start:].split("\n")[0].split()))
-        if (
-            self.processes > 1
-            and isinstance(error, _LOST_ERRORS)
-            and any(word in text for word in _LOST_WORDS)
-        ):
+            return ValueError(text[text.index(_UNEQUAL) :].partition("]")[0])
+        if self.processes == 1 or not isinstance(error, tf.errors.OpError):
+            return None
+        if any(word in text for word in _OUT_OF_STEP):
+            return RuntimeError(
+                f"The {self.processes} processes do not do the same: each must run the same "
+                "program, on models of the same shape, and call fit, evaluate and this package's "
+                "functions in the same order."
+            )
+        if any(word in text for word in _LOST):
             return PeerLostError(
                 f"Process {self.process} of {self.processes} lost another one. Start all of them "
                 "again with the same output directory: the run goes on from its last checkpoint."
@@ -332,7 +341,7 @@ class TensorFlowEngine(Engine):
 _SEED_STEP = 0x9E3779B1  # a large odd number: neighbouring replicas' seeds lie far apart
 
 
-def _place(resolver) -> tuple[int, int]:
+def _place(resolver: Any) -> tuple[int, int]:
     """(number of this process, number of processes); the chief comes first."""
     cluster = resolver.cluster_spec().as_dict() if resolver is not None else {}
     chiefs, workers = len(cluster.get("chief", ())), len(cluster.get("worker", ()))
