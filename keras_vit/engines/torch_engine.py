@@ -257,14 +257,14 @@ class TorchEngine(Engine):
         generators = [torch.get_rng_state()]
         if self._all.device.type == "cuda":
             generators.append(torch.cuda.get_rng_state())
-        digest = [zlib.crc32(state.numpy().tobytes()) for state in generators]
-        flat = np.concatenate([digest, *(state.reshape(-1) for state in own)]).astype("int64")
+        digests = [zlib.crc32(state.numpy().tobytes()) for state in generators]
+        flat = np.concatenate([digests, *(state.reshape(-1) for state in own)]).astype("int64")
         first = self._all.gather(flat, RANDOM)[0]
         if self.is_chief:
             return
-        if np.array_equal(first[: len(digest)], digest):
-            torch.manual_seed((int(first[0]) + self.process * _SEED_STRIDE) % 2**63)
-        pairs = first[len(digest) :].reshape(-1, 2)  # seed, count of draws
+        if first[0] == digests[0]:  # a GPU's may have been restored for another GPU
+            torch.manual_seed(sum(map(int, first[: len(digests)])) + self.process * _SEED_STRIDE)
+        pairs = first[len(digests) :].reshape(-1, 2)  # seed, count of draws
         for variable, state, (seed, drawn) in zip(states, own, pairs, strict=True):
             if np.array_equal(state, (seed, drawn)):
                 moved = (int(seed) + self.process * _SEED_STRIDE + 2**31) % 2**32 - 2**31

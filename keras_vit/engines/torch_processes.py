@@ -231,4 +231,6 @@ def _rendezvous():
     if not _store:  # kept: it is served by the first process, and a later scope needs it again
         _store[:] = next(iter(rendezvous("env://", timeout=START_TIMEOUT)))
     store, process, count = _store
-    return PrefixStore(f"keras_vit/{next(_count)}", store), process, count
+    # What an earlier scope, or an earlier attempt of torchrun --max-restarts, wrote is still there.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return PrefixStore(f"keras_vit/{attempt}/{next(_count)}", store), process, count
