@@ -123,6 +123,10 @@ class Engine:
         """The model for this process alone, after training; all must call it together."""
         return model
 
+    def alone(self) -> contextlib.AbstractContextManager:
+        """Inside, `local_model` can be used by one of several processes without the others."""
+        return contextlib.nullcontext()
+
     def explain(self, error: BaseException) -> BaseException | None:
         """A clear error for one that training raised here; `None` to let it pass."""
         return None

@@ -22,6 +22,7 @@ _ADDRESS = "KERAS_DISTRIBUTION_JOB_ADDRESSES"
 _COUNT = "KERAS_DISTRIBUTION_NUM_PROCESSES"
 _NUMBER = "KERAS_DISTRIBUTION_PROCESS_ID"
 _HEARTBEAT = 30  # seconds without a sign of life after which a process counts as lost
+_SHUTDOWN = 30  # seconds that a process waits for the others when it ends
 
 
 def make(
@@ -79,6 +80,7 @@ def _join() -> None:
         num_processes=int(count),
         process_id=int(number),
         heartbeat_timeout_seconds=_HEARTBEAT,
+        shutdown_timeout_seconds=_SHUTDOWN,
     )
 
 
@@ -243,16 +245,25 @@ class JaxEngine(Engine):
         if self.processes == 1:
             return model
         arrays = self.arrays(model.variables)
+        with self.alone():
+            copy = type(model).from_config(model.get_config())
+            for variable, array in zip(copy.variables, arrays, strict=True):
+                variable.assign(array)
+        return copy
+
+    @contextlib.contextmanager
+    def alone(self):
+        """See `Engine`."""
+        if self.processes == 1:
+            yield
+            return
         current = keras.distribution.distribution()
         keras.distribution.set_distribution(None)
         try:
             with in_scope(Engine()):
-                copy = type(model).from_config(model.get_config())
-                for variable, array in zip(copy.variables, arrays, strict=True):
-                    variable.assign(array)
+                yield
         finally:
             keras.distribution.set_distribution(current)
-        return copy
 
     def explain(self, error):
         """See `Engine`."""

@@ -65,9 +65,7 @@ def variable_axes(
     parts = mesh.get(BATCH, 1)
     cut = kind == "fsdp" or (is_state and shard_optimizer)
     if cut and parts > 1 and math.prod(shape) >= _SMALLEST:
-        free = [
-            axis for axis, name in enumerate(axes) if name is None and shape[axis] % parts == 0
-        ]
+        free = [axis for axis, name in enumerate(axes) if name is None and shape[axis] % parts == 0]
         if along_batch in free:
             axes[along_batch] = BATCH
         elif free:

@@ -2,6 +2,7 @@
 
 from keras_vit.recipe import Recipe
 from keras_vit.recipes import get_recipe, list_recipes
+from keras_vit.training import distribution
 from keras_vit.training.averages import EvaluateAverages, swap_averages
 from keras_vit.training.callbacks import NonFiniteLossError, StopOnNonFinite
 from keras_vit.training.compiling import optimizer_of, prepare, schedule_of
@@ -31,6 +32,7 @@ __all__ = [
     "StopOnNonFinite",
     "WarmupSchedule",
     "accuracy",
+    "distribution",
     "enable_lora",
     "get_recipe",
     "layer_decay_multipliers",

@@ -173,11 +173,12 @@ def _train(
     finished = engine.local_model(_finished(model, recipe, trainable))
     result = Result(finished, record.rows, folder, unreadable)
     if folder is not None and engine.is_chief:
-        result.model.save(folder / directory.MODEL_FILE)
-        if unreadable:
-            directory.write_text(folder / directory.BAD_FILE, unreadable + "\n")
-        if report and held_out.whole is not None:
-            report_run(result, folder, held_out.whole, recipe, feed, engine)
+        with engine.alone():
+            result.model.save(folder / directory.MODEL_FILE)
+            if unreadable:
+                directory.write_text(folder / directory.BAD_FILE, unreadable + "\n")
+            if report and held_out.whole is not None:
+                report_run(result, folder, held_out.whole, recipe, feed, engine)
     engine.total(0)  # none leaves before the chief is done
     return result
 
