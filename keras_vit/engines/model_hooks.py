@@ -67,7 +67,8 @@ class SpreadsOut(_Model):
             return super().get_metrics_result()
         own = [keras.ops.convert_to_numpy(v.value) for v in self.metrics_variables]
         _assign(self.metrics_variables, engine.arrays(self.metrics_variables, summed=True))
-        found = super().get_metrics_result()
+        # Copies: a result may be the variable itself, as that of `keras.metrics.Sum` is.
+        found = keras.tree.map_structure(keras.ops.copy, super().get_metrics_result())
         _assign(self.metrics_variables, own)
         return found
 

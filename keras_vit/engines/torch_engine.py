@@ -176,7 +176,11 @@ class TorchEngine(Engine):
         shared = [v for v in [*model.variables, *states] if not v.path.endswith(_SEED_STATE)]
         paths = [f"{variable.path} {tuple(variable.shape)} {variable.dtype}" for variable in shared]
         unnumbered = [path for path in paths if "seed" not in path]
-        self._all.meet(FIT, zlib.crc32("\n".join(unnumbered).encode()), "a model of hash {}")
+        self._all.meet(
+            FIT,
+            zlib.crc32("\n".join(unnumbered).encode()),
+            "a model whose weights have checksum {}",
+        )
         self._all.broadcast([variable.value for variable in shared])
         known = self._joined.get(model)
         if known is None or not known.fits(model):

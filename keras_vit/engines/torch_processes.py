@@ -135,7 +135,7 @@ class Processes:
             what: the number in words, with a place for it: "on {} images".
 
         Raises:
-            RuntimeError: if another is about to do something else.
+            ValueError: if another is about to do something else.
             PeerLostError: if another has ended.
         """
         mine = torch.tensor([action, number], dtype=torch.int64)
@@ -149,10 +149,10 @@ class Processes:
                     + (what.format(int(row[1])) if int(row[0]) == action else "")
                     for index, row in ((0, theirs[0]), (process, other))
                 ]
-                raise RuntimeError(
+                raise ValueError(
                     f"All processes must do the same, and {words[0].strip()}, but "
-                    f"{words[1].strip()}. Give each as many batches of the same size (drop the "
-                    "remainder), and call fit, evaluate and train in all of them."
+                    f"{words[1].strip()}. Run the same program in each, on the same model, and "
+                    "give each as many batches of the same size (drop the remainder)."
                 )
 
     def sum(self, array: np.ndarray) -> np.ndarray:
