@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from keras_vit.planning import block, state, trunk
+from keras_vit.checkpoints.shapes import is_bit
+from keras_vit.planning import block, convolutions, state, trunk
 from keras_vit.planning.model import sizes
 from keras_vit.planning.setup import Setup
 from keras_vit.planning.tensors import Kept, total
@@ -38,46 +40,76 @@ class Activations:
 
 
 def of(setup: Setup) -> Activations:
-    """What a Vision Transformer or hybrid keeps; for a BiT ResNet, `convolutions.of`."""
-    config, way = setup.config, setup.way
-    symbols = {**sizes(config), "B": setup.images}
+    """What a model keeps: stem or ResNet, then blocks."""
+    config = setup.config
+    symbols = {"B": setup.images} if is_bit(config) else {**sizes(config), "B": setup.images}
 
     def count(tensors: list[Kept]) -> int:
-        return total(tensors, symbols, way.compute, setup.parts)
+        return total(tensors, symbols, setup.way.compute, setup.parts)
 
-    names, tensors, backward = [], [], []
-    casts = dict(_copies(setup))
+    convolved = is_bit(config) or config["stem"] is not None
+    stem = convolutions.parts(config, setup.way) if convolved else []
+    parts = [
+        (part.name, count(part.tensors), count(part.weights), count(part.backward)) for part in stem
+    ]
+    if is_bit(config):
+        return Activations(*zip(*parts, strict=True), 0, count(_classifier(config)))
+    parts += _blocks(setup, count)
+    before, behind = trunk.before(config, setup.way), trunk.behind(config, setup.way)
+    return Activations(*zip(*parts, strict=True), count(before), count(behind))
+
+
+def _blocks(setup: Setup, count: Callable[[list[Kept]], int]) -> Iterator[tuple]:
+    """(name, kept tensors, kept copies of weights, workspace of the backward pass) of each."""
+    config, way = setup.config, setup.way
+    copies, moving = _copies(setup), _moving(setup)
     for index in range(config["num_layers"]):
-        names.append(f"encoder_block_{index}")
-        full = count(block.block(config, way, drops_path=_drops_path(config, index)))
-        inside = count(block.in_backward(config, way))
+        name = f"encoder_block_{index}"
+        drops = bool(config["drop_path_rate"]) and index > 0
+        kept = count(block.block(config, way, drops_path=drops))
+        workspace = count(block.in_backward(config)) + moving.get(name, 0)
         if config["remat"]:
-            tensors.append(count(block.rematerialised()))
-            # The block's input is there already, as the first of what comes back.
-            backward.append(full - tensors[-1] + inside)
-        else:
-            tensors.append(full)
-            backward.append(inside)
-    return Activations(
-        tuple(names),
-        tuple(tensors),
-        tuple(casts.get(name, 0) for name in names),
-        tuple(backward),
-        count(trunk.before(config, way)),
-        count(trunk.behind(config, way)),
-    )
+            outside = count(block.rematerialised())
+            # The block's input is the first of what comes back, and is there already.
+            kept, workspace = outside, workspace + kept - outside
+        yield name, kept, copies.get(name, 0), workspace
 
 
-def _drops_path(config, index: int) -> bool:
-    return bool(config["drop_path_rate"]) and index > 0
+def _copies(setup: Setup) -> dict[str, int]:
+    """Bytes of weights that wait for the backward pass beside the weights themselves, by block.
+
+    Cast to 16 bits, they are kept as products read them; with `remat` all enter the recomputed
+    part cast, but still cut. Under "fsdp" without `remat` what was gathered is kept.
+    """
+    remat, gathers = setup.config["remat"], setup.kind == "fsdp" and setup.mesh[0] > 1
+    if not setup.way.mixed and (remat or not gathers):
+        return {}
+    numbers = state.cast(setup, biases=remat, whole=not remat)
+    return {name: setup.way.compute * count for name, count in numbers.items()}
 
 
-def _copies(setup: Setup) -> Iterator[tuple[str, int]]:
-    """Bytes of weights in the compute dtype that wait for the backward pass, by block."""
-    found: dict[str, int] = {}
-    for part, path, numbers in state.products(setup):
-        # Without `remat`, biases are added and forgotten.
-        forgotten = path.endswith("/bias") and not setup.config["remat"]
-        if setup.way.mixed and not forgotten:
-            found[part] = found.get(part, 0) + numbers * setup.way.compute
-    yield from found.items()
+def _moving(setup: Setup) -> dict[str, int]:
+    """Bytes under "fsdp" of what a block's backward pass gathers and scatters, by block."""
+    if setup.kind != "fsdp" or setup.mesh[0] == 1:
+        return {}
+    whole = {
+        name: count for name, count in state.gathered(setup).items() if name.startswith("encoder")
+    }
+    found = {name: state.FLOAT32 * count for name, count in whole.items()}  # gradients
+    if setup.config["remat"]:
+        weights = state.cast(setup, biases=True, whole=True)
+        for name, count in weights.items():  # its own, and those of the next
+            found[name] += 2 * setup.way.compute * count
+    return found
+
+
+def _classifier(config: Mapping[str, Any]) -> list[Kept]:
+    """What the head of a BiT ResNet and the loss keep."""
+    if config["num_classes"] is None:
+        return []
+    features = int(64 * config["width_factor"]) * 4 * 2 ** (len(config["block_counts"]) - 1)
+    return [
+        Kept("features", f"B {features}", "float32"),
+        Kept("log-probabilities", f"B {config['num_classes']}", "float32"),
+        Kept("labels", "B", "int64"),
+    ]

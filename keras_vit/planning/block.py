@@ -141,13 +141,12 @@ def _mlp(config: Config, way: Way) -> list[Kept]:
     return found
 
 
-def in_backward(config: Config, way: Way) -> list[Kept]:
+def in_backward(config: Config) -> list[Kept]:
     """What a block's backward pass needs at its highest, while all that is kept is still there.
 
-    That is at its beginning, in the second product of the MLP: the gradient of the block's output
-    and of the product's input.
+    That is at its beginning, in the second product of the MLP. Its attention comes when what the
+    MLP kept is gone; only plain attention over many tokens may need more then, in float32.
     """
-    return [
-        Kept("gradient of the block's output", "B T D"),
-        Kept("gradient inside", "B T M", cut=True),
-    ]
+    found = [Kept("gradient of the block's output", "B T D")]
+    found.append(Kept("gradient inside of the MLP", "B T M", cut=True))
+    return found

@@ -11,7 +11,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from keras_vit.checkpoints.shapes import is_bit
 from keras_vit.planning import activations, state
 from keras_vit.planning.setup import Setup
 
@@ -41,6 +40,7 @@ class Memory:
 # A CUDA context with cuBLAS, cuDNN and NCCL loaded, as `nvidia-smi` shows beside what the
 # allocator has: an assumption, since it differs by driver.
 CUDA_CONTEXT = 700 * 2**20
+_REST = "what is not in a part"
 
 
 def memory(setup: Setup) -> Memory:
@@ -53,7 +53,7 @@ def memory(setup: Setup) -> Memory:
         Its memory on one device.
     """
     found = activations.of(setup)
-    gradients = _gradients(setup)
+    gradients = _gradients(setup, found.names)
     lasting = {
         "parameters": state.parameters(setup),
         **state.states(setup),
@@ -66,21 +66,21 @@ def memory(setup: Setup) -> Memory:
 
     moments: dict[str, int] = {}
     kept = found.before + sum(found.kept) + found.behind
-    done = gradients.get("head", 0)
+    done = gradients[_REST]
     for index in reversed(range(len(found.kept))):
         kept -= found.kept[index]
         name = f"the backward pass of {found.names[index]}"
         live = base + kept + (0 if buckets else done)
         moments[name] = live + found.kept[index] + found.backward[index]
         done += gradients[found.names[index]]
-    optimizer = _optimizer(setup, gradients)
+    optimizer = _optimizer(setup, total)
     moments["the optimizer"] = base + (0 if buckets else total) + optimizer
     moment = max(moments, key=lambda name: moments[name])
     rows = {
         **lasting,
         "gradients": total,
-        "activations": sum(found.tensors),
-        "16-bit copies of weights": sum(found.copies),
+        "activations": found.before + sum(found.tensors) + found.behind,
+        "copies of weights": sum(found.copies),
         "workspace": max(found.backward, default=0),
         "workspace of the optimizer": optimizer,
     }
@@ -93,24 +93,20 @@ def batch_bytes(setup: Setup) -> int:
     return setup.images * (math.prod(setup.config["image_shape"]) * 4 + 4)
 
 
-def _gradients(setup: Setup) -> dict[str, int]:
-    """Bytes of gradients by part of the model: float32, cut as the weights are."""
+def _gradients(setup: Setup, names: tuple[str, ...]) -> dict[str, int]:
+    """Bytes of gradients by part of the model, in float32, cut as the weights are."""
     parts = state.shared(setup)
-    found = {name: 4 * count for name, count in parts.items() if _is_block(setup, name)}
-    found["head"] = 4 * sum(count for name, count in parts.items() if name not in found)
-    return found
+    found = {name: state.FLOAT32 * parts[name] for name in names}
+    rest = sum(count for name, count in parts.items() if name not in found)
+    return {**found, _REST: state.FLOAT32 * rest}
 
 
-def _is_block(setup: Setup, name: str) -> bool:
-    return "_unit" in name if is_bit(setup.config) else name.startswith("encoder_block_")
-
-
-def _optimizer(setup: Setup, gradients: Mapping[str, int]) -> int:
+def _optimizer(setup: Setup, gradients: int) -> int:
     """Bytes that an update needs beside gradients and state.
 
-    PyTorch makes a list of scaled gradients, and before it one of sums where it accumulates; XLA
-    updates in place.
+    PyTorch makes a list of scaled gradients, and before it one of sums where it accumulates. XLA
+    updates in place, but may sum gradients over replicas into new memory.
     """
-    if setup.way.backend != "torch":
-        return 0
-    return sum(gradients.values()) * (2 if setup.accumulate > 1 else 1)
+    if setup.way.backend == "torch":
+        return gradients * (2 if setup.accumulate > 1 else 1)
+    return gradients if setup.mesh[0] > 1 and setup.kind != "fsdp" else 0

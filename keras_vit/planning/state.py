@@ -6,7 +6,6 @@ Each device has the same share: `engines.layouts` cuts an axis only where the de
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 from keras_vit.engines.layouts import parts_of, variable_axes
 from keras_vit.planning.setup import SLOTS, Setup
@@ -56,43 +55,42 @@ def scalars(setup: Setup) -> int:
     return 8 + 8 * random_states(setup.config)
 
 
-def gathered(setup: Setup) -> dict[str, int]:
-    """Numbers of each part's weights when they are whole along "batch", as a layer uses them.
-
-    Returns:
-        Part -> numbers; the parts are "encoder_block_0" and so on, and the name of each other
-        layer.
-    """
-    return _by_part(setup, whole=True)
-
-
 def shared(setup: Setup) -> dict[str, int]:
-    """Numbers of each part's weights as they lie on one device."""
-    return _by_part(setup, whole=False)
+    """Numbers of weights on one device, by the first name of their paths."""
+    return _by_part(setup, setup.kind)
 
 
-def _by_part(setup: Setup, whole: bool) -> dict[str, int]:
-    kind = "model" if whole else setup.kind
+def gathered(setup: Setup) -> dict[str, int]:
+    """The same when they are whole along "batch", as a layer uses them."""
+    return _by_part(setup, "data")
+
+
+def _by_part(setup: Setup, kind: str) -> dict[str, int]:
     found: dict[str, int] = {}
     for path, shape in variable_shapes(setup.config).items():
-        axes = variable_axes(path, shape, setup.axes, kind)
         part = path.partition("/")[0]
-        count = math.prod(shape) // parts_of(axes, setup.axes)
-        found[part] = found.get(part, 0) + count
+        axes = variable_axes(path, shape, setup.axes, kind)
+        found[part] = found.get(part, 0) + math.prod(shape) // parts_of(axes, setup.axes)
     return found
 
 
-def products(setup: Setup) -> Iterator[tuple[str, str, int]]:
-    """(part, path, numbers on one device when gathered) of what is cast to the compute dtype.
+def cast(setup: Setup, *, biases: bool, whole: bool) -> dict[str, int]:
+    """Numbers of those weights of blocks that layers cast to the compute dtype, by block.
 
-    Kernels and biases of layers that compute in 16 bits: the head computes in float32, and norms
-    cast up instead.
+    Norms and the head compute in float32; convolutions standardise their kernels, see
+    `planning.convolutions`.
+
+    Args:
+        setup: what is planned.
+        biases: whether biases count.
+        whole: whether along "batch", as a layer uses them, or as they lie on one device.
     """
+    kind = "data" if whole else setup.kind
+    found: dict[str, int] = {}
     for path, shape in variable_shapes(setup.config).items():
         part, name = path.partition("/")[0], path.rpartition("/")[2]
-        if part in ("head", "head_dist"):
-            continue
-        scale = part.startswith("encoder_block") and path.endswith("scale/gamma")
-        if name in ("kernel", "bias", "probe") or scale or "relative_position" in path:
-            axes = variable_axes(path, shape, setup.axes, "model")
-            yield part, path, math.prod(shape) // parts_of(axes, setup.axes)
+        kernel = name == "kernel" or path.endswith("_scale/gamma") or "relative_position" in path
+        if part.startswith("encoder_block_") and (kernel or (biases and name == "bias")):
+            axes = variable_axes(path, shape, setup.axes, kind)
+            found[part] = found.get(part, 0) + math.prod(shape) // parts_of(axes, setup.axes)
+    return found

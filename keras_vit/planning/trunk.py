@@ -14,7 +14,9 @@ Config = Mapping[str, Any]
 
 def before(config: Config, way: Way) -> list[Kept]:
     """From the patches to the first block."""
-    found = [Kept("patches", "B N P")]
+    # Patches of one cell are a view of the stem's map.
+    viewed = way.backend == "torch" and tuple(config["patch_size"]) == (1, 1)
+    found = [] if viewed else [Kept("patches", "B N P")]
     if config["dropout_rate"]:
         found.append(Kept("mask of the embedding's dropout", "B A D", way.mask))
     if config["patch_dropout_rate"]:
