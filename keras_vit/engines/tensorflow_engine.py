@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import threading
+import itertools
 import weakref
 from typing import Any
 
@@ -115,6 +115,11 @@ class TensorFlowEngine(Engine):
                 '`jit_compile="auto"`, or take the JAX backend '
                 f"({_JAX}). Received: jit_compile=True"
             )
+        if model.steps_per_execution > 1:
+            raise ValueError(
+                f"TensorFlow runs one step at a time on {self.description}: compile the model "
+                f"without it. Received: steps_per_execution={model.steps_per_execution}"
+            )
         optimizer = model.optimizer
         scaled = hasattr(optimizer, "inner_optimizer")
         if scaled or any(layer.compute_dtype == "float16" for layer in model.layers):
@@ -199,13 +204,20 @@ class TensorFlowEngine(Engine):
         )
 
     def feed(self, batches, batch_size):
-        """See `Engine`."""
+        """See `Engine`: over several processes, which must call it together, a distributed set.
+
+        `batches` may also be an iterator of them, or a tuple of arrays.
+        """
         if self.processes == 1:
             return batches
+        if not isinstance(batches, tf.data.Dataset):
+            batches = _dataset(batches, batch_size // self.processes)
         if self.replicas > self.processes:
             batches = batches.rebatch(batch_size // self.replicas)
-        if batches.cardinality() >= 0:
-            # Keras would stop after this process' own batches. As it is, all end with the last.
+        own = int(batches.cardinality())
+        total, squares = self._sum(np.array([own, own * own], "float64"))
+        if total * total != self.processes * squares:
+            # Each process would stop after its own batches. Without a length, all go to the end.
             batches = batches.filter(lambda *_: True)
         return self.strategy.distribute_datasets_from_function(lambda context: batches)
 
@@ -303,19 +315,25 @@ class TensorFlowEngine(Engine):
         if self.processes == 1:
             return model
         arrays = self.arrays(model.variables)
-        copies: list[Any] = []
-
-        def copy():
+        with self.alone():
             made = type(model).from_config(model.get_config())
             for variable, array in zip(made.variables, arrays, strict=True):
                 variable.assign(array)
-            copies.append(made)
+        return made
 
-        # A strategy's scope cannot be left inside of it, but another thread is in none.
-        thread = threading.Thread(target=copy)
-        thread.start()
-        thread.join()
-        return copies[0]
+    @contextlib.contextmanager
+    def alone(self):
+        """See `Engine`: outside of the scope, where each new variable is sent to all processes.
+
+        Keras makes some where one would not think of it, such as in `save`.
+        """
+        if self.processes == 1:
+            yield
+            return
+        # A strategy's scope cannot be left inside of it; but it belongs to the default graph.
+        eager = tf.__internal__.eager_context.eager_mode()
+        with in_scope(Engine()), tf.Graph().as_default(), eager:
+            yield
 
     def explain(self, error):
         """See `Engine`."""
@@ -339,6 +357,20 @@ class TensorFlowEngine(Engine):
 
 
 _SEED_STEP = 0x9E3779B1  # a large odd number: neighbouring replicas' seeds lie far apart
+
+
+def _dataset(batches: Any, size: int) -> tf.data.Dataset:
+    """A data set of arrays, or of what an iterator gives: the first shows the others' form."""
+    if isinstance(batches, tuple):
+        return tf.data.Dataset.from_tensor_slices(batches).batch(size)
+    batches = iter(batches)
+    first = keras.tree.map_structure(np.asarray, next(batches))
+    signature = keras.tree.map_structure(
+        lambda part: tf.TensorSpec((None, *part.shape[1:]), part.dtype), first
+    )
+    return tf.data.Dataset.from_generator(
+        lambda: itertools.chain([first], batches), output_signature=signature
+    )
 
 
 def _place(resolver: Any) -> tuple[int, int]:

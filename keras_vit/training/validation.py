@@ -37,7 +37,7 @@ def validation_of_feed(data: Any, batch_size: int, engine: Engine) -> Validation
     """From what `validation_data` of `fit` may be; on several devices, arrays."""
     if engine.devices == 1:
         return Validation("given", data, data)
-    fitted = fill_up(data, len(data[0]), batch_size, engine)
+    fitted = engine.feed(fill_up(data, len(data[0]), batch_size, engine), batch_size)
     return Validation("given", data, fitted, batch_size // engine.shard[1], is_filled=True)
 
 
@@ -66,5 +66,5 @@ def validation_of_source(
     if engine.devices == 1:
         return Validation(source.description, whole, whole)
     part = batches(batch_size // engine.shard[1], shard=engine.shard)
-    fitted = fill_up(part, source.size, batch_size, engine)
+    fitted = engine.feed(fill_up(part, source.size, batch_size, engine), batch_size)
     return Validation(source.description, whole, fitted, is_filled=True)
