@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from keras_vit.planning import block, convolutions, state, trunk
 from keras_vit.planning.model import sizes
 from keras_vit.planning.setup import Setup
 from keras_vit.planning.tensors import Kept, total
+from keras_vit.planning.variables import variable_shapes
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,8 @@ def of(setup: Setup) -> Activations:
         return Activations(*zip(*parts, strict=True), 0, count(_classifier(config)))
     parts += _blocks(setup, count)
     before, behind = trunk.before(config, setup.way), trunk.behind(config, setup.way)
-    return Activations(*zip(*parts, strict=True), count(before), count(behind))
+    casts = _other_copies(setup)
+    return Activations(*zip(*parts, strict=True), count(before) + casts, count(behind))
 
 
 def _blocks(setup: Setup, count: Callable[[list[Kept]], int]) -> Iterator[tuple]:
@@ -86,6 +89,21 @@ def _copies(setup: Setup) -> dict[str, int]:
         return {}
     numbers = state.cast(setup, biases=remat, whole=not remat)
     return {name: setup.way.compute * count for name, count in numbers.items()}
+
+
+def _other_copies(setup: Setup) -> int:
+    """Bytes of kernels outside of blocks that are kept in 16 bits."""
+    if not setup.way.mixed:
+        return 0
+    # No gradient passes the projection of a picture's patches.
+    first = ["patch_encoder/projection/kernel"] if setup.config["stem"] is not None else []
+    kernels = [
+        math.prod(shape)
+        for path, shape in variable_shapes(setup.config).items()
+        if path in first
+        or (path.startswith(("pooling/", "pre_logits/")) and path.endswith(("kernel", "probe")))
+    ]
+    return setup.way.compute * sum(kernels)
 
 
 def _moving(setup: Setup) -> dict[str, int]:
