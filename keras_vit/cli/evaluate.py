@@ -10,6 +10,7 @@ import argparse
 import json
 from typing import Any
 
+from keras_vit.cli import devices
 from keras_vit.cli import options as shared
 
 
@@ -20,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shared.add_data_option(
         parser, "--knn-data", help="labelled pictures: adds k-NN and a linear probe on features"
     )
+    devices.add_arguments(parser)
 
 
 def check(options: argparse.Namespace) -> None:
@@ -31,6 +33,10 @@ def check(options: argparse.Namespace) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Evaluates, and prints what was found."""
+    return devices.run(options, _run)
+
+
+def _run(options: argparse.Namespace, engine) -> int:
     import numpy as np
 
     from keras_vit.cli.models import load, open_data

@@ -76,6 +76,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         except (ValueError, ImportError, OSError, ArithmeticError) as error:
             return _failed(str(error))
         except Exception as error:
+            if type(error).__name__ == "PeerLostError":
+                _failed(str(error))
+                # The backends would wait for the lost process when this one ends in order.
+                os._exit(1)
             reason = _reason(error)
             if reason is None:
                 raise

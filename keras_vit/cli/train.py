@@ -16,8 +16,8 @@ from pathlib import Path
 
 from keras_vit import recipes
 from keras_vit.checkpoints import pretrained
+from keras_vit.cli import devices, settings
 from keras_vit.cli import options as shared
-from keras_vit.cli import settings
 
 RUN_FILE = "config.json"  # of every run's directory
 
@@ -70,6 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--no-report", action="store_true", help="leave the report off")
     shared.add_backend_option(parser)
+    devices.add_arguments(parser)
 
 
 def _share(text: str) -> float:
@@ -129,12 +130,18 @@ def _check_output(output: Path) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Trains, and says what came of it."""
+    return devices.run(options, _run)
+
+
+def _run(options: argparse.Namespace, engine) -> int:
     from keras_vit.cli.models import load
     from keras_vit.data import open_splits
     from keras_vit.training import train
 
     recipe, arguments = settings.split(options.set, options.recipe)
+    engine.check_batch(recipe.batch_size // recipe.accumulation_steps)
     print(recipe)
+    print(f"on {engine.description}")
     training, validation = open_splits(
         options.data, options.validation, held_out=options.held_out, seed=recipe.seed
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 import keras
 
-from keras_vit.engines.engine import Engine, current
+from keras_vit.engines.engine import Engine, current, is_in_scope
 
 _DOOR = "keras_vit.training.distribution.scope"
 
@@ -21,11 +21,8 @@ def engine_for(model: keras.Model) -> Engine:
     Raises:
         ValueError: if several processes would train on their own.
     """
-    engine = current()
-    if engine.devices > 1 or engine.processes > 1:
-        return engine
     adopt = _ADOPT.get(keras.backend.backend())
-    return (adopt and adopt(model)) or engine
+    return (adopt and not is_in_scope() and adopt(model)) or current()
 
 
 def _tensorflow(model) -> Engine | None:

@@ -123,9 +123,11 @@ class Engine:
         """The model for this process alone, after training; all must call it together."""
         return model
 
-    def alone(self) -> contextlib.AbstractContextManager:
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
         """Inside, `local_model` can be used by one of several processes without the others."""
-        return contextlib.nullcontext()
+        with contextlib.nullcontext() if self.processes == 1 else in_scope(Engine()):
+            yield
 
     def explain(self, error: BaseException) -> BaseException | None:
         """A clear error for one that training raised here; `None` to let it pass."""
@@ -136,8 +138,13 @@ _ONE_DEVICE = Engine()
 
 
 def current() -> Engine:
-    """The engine whose scope this is."""
+    """The engine whose scope this is; outside of any, that of one device."""
     return _current[-1] if _current else _ONE_DEVICE
+
+
+def is_in_scope() -> bool:
+    """Whether this is the scope of some engine."""
+    return bool(_current)
 
 
 @contextlib.contextmanager

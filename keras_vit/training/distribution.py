@@ -14,6 +14,8 @@ Batch sizes are global ones. With several processes each runs the same program.
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
@@ -24,7 +26,7 @@ from keras_vit import _checks
 from keras_vit.engines.engine import Engine, PeerLostError, current
 from keras_vit.engines.layouts import KINDS
 
-__all__ = ["Engine", "PeerLostError", "current", "scope"]
+__all__ = ["Engine", "PeerLostError", "current", "is_one_of_several", "scope"]
 
 
 @contextlib.contextmanager
@@ -79,3 +81,23 @@ def scope(
     )
     with engine.scope():
         yield engine
+
+
+def is_one_of_several() -> bool:
+    """Whether the environment says that this is one of several processes of the backend."""
+    return _COUNTS[keras.backend.backend()]() > 1
+
+
+def _count_of_cluster() -> int:
+    try:
+        cluster = json.loads(os.environ.get("TF_CONFIG") or "{}").get("cluster", {})
+        return sum(len(addresses) for addresses in cluster.values())
+    except (ValueError, AttributeError, TypeError):
+        return 2  # let the engine say what is wrong with it
+
+
+_COUNTS = {
+    "tensorflow": _count_of_cluster,
+    "jax": lambda: int(os.environ.get("KERAS_DISTRIBUTION_NUM_PROCESSES") or 1),
+    "torch": lambda: int(os.environ.get("WORLD_SIZE") or 1),
+}
