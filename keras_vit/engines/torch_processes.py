@@ -41,18 +41,18 @@ WATCHED = ("cuda",)
 ACTIONS = ("train a step", "begin to fit", "sum", "predict", "gather", "draw random numbers")
 STEP, FIT, SUM, PREDICT, GATHER, RANDOM = range(len(ACTIONS))
 
+# What gloo, the store and NCCL say of another process that ended or does not answer.
 _LOST = (
     "closed by peer",
     "onnection reset",
     "onnection refused",
-    "onnection was",
     "roken pipe",
     "imed out",
-    "ocket Timeout",
+    "imeout",
     "ailed to recv",
-    "NCCL",
-    "remote process exited",
-    "peer_info",
+    "ncclRemoteError",
+    "ncclSystemError",
+    "communicator was aborted",
 )
 
 _store: list[Any] = []
@@ -86,17 +86,14 @@ class Processes:
 
     def __init__(self, device: torch.device):
         self.device = device
-        backend = "nccl" if device.type == "cuda" else "gloo"
         self._owned = not dist.is_initialized()
+        self._lifeline = None
+        backend = "nccl" if device.type == "cuda" else "gloo"
         if self._owned:
-            store, process, count = _rendezvous()
-            dist.init_process_group(
-                backend, timeout=START_TIMEOUT, store=store, rank=process, world_size=count
-            )
+            _join(backend)
         self.process, self.count = dist.get_rank(), dist.get_world_size()
         self.gradients: Any = dist.new_group(backend=backend, timeout=GRADIENT_TIMEOUT)
         self._meeting: Any = dist.new_group(backend="gloo", timeout=MEETING_TIMEOUT)
-        self._lifeline = None
         if device.type in WATCHED:
             self._lifeline = Lifeline(self.process, self.count, self._loss)
 
@@ -109,7 +106,7 @@ class Processes:
         )
 
     def leave(self, failed: bool = False) -> None:
-        """Closes the connections, if they were opened here; others then notice.
+        """Closes the connections that were opened here; others then notice.
 
         Args:
             failed: whether an error is the reason, so that others may still wait for this one.
@@ -117,14 +114,16 @@ class Processes:
         if self._lifeline is not None:
             self._lifeline.leave(failed)
             self._lifeline = None
-        if not self._owned or not dist.is_initialized():
+        if not dist.is_initialized():
             return
-        self._owned = False
         if failed and self.device.type == "cuda":
             # NCCL would finish what is queued first, for ever if that needs a process that is gone.
             atexit.register(_end_at_once)
-        else:
+        elif self._owned:
             dist.destroy_process_group()
+        else:
+            for group in (self.gradients, self._meeting):
+                dist.destroy_process_group(group)
 
     def meet(self, action: int, number: int = 0, what: str = "") -> None:
         """Waits until all are here, to do the same.
@@ -206,12 +205,13 @@ class Processes:
 
     def explain(self, error: BaseException) -> PeerLostError | None:
         """A `PeerLostError`, if that is what torch's error comes from."""
-        # torch's own errors are RuntimeErrors; a time-out of anything else is not.
-        if not isinstance(error, RuntimeError) or isinstance(error, PeerLostError):
+        text = str(error)
+        # Gloo's errors have no class of their own.
+        if not isinstance(error, dist.DistError) and not (
+            isinstance(error, RuntimeError) and "gloo" in text
+        ):
             return None
-        if not any(word in str(error) for word in _LOST):
-            return None
-        return PeerLostError(self._loss)
+        return PeerLostError(self._loss) if any(word in text for word in _LOST) else None
 
 
 def _end_at_once() -> None:
@@ -220,17 +220,31 @@ def _end_at_once() -> None:
     os._exit(1)
 
 
-def _rendezvous():
-    """(store for a new group, number of this process, number of all)."""
+def _join(backend: str) -> None:
+    """Makes a group with the processes that the environment tells of."""
     missing = [name for name in _VARIABLES if not os.environ.get(name)]
     if missing:
         raise ValueError(
             f"WORLD_SIZE is {os.environ.get('WORLD_SIZE')}, but {', '.join(missing)} is not set: "
             "start the processes by torchrun, or unset WORLD_SIZE."
         )
-    if not _store:  # kept: it is served by the first process, and a later scope needs it again
-        _store[:] = next(iter(rendezvous("env://", timeout=START_TIMEOUT)))
-    store, process, count = _store
-    # What an earlier scope, or an earlier attempt of torchrun --max-restarts, wrote is still there.
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return PrefixStore(f"keras_vit/{attempt}/{next(_count)}", store), process, count
+    try:
+        if not _store:  # kept: the first process serves it, and a later scope needs it again
+            _store[:] = next(iter(rendezvous("env://", timeout=START_TIMEOUT)))
+        store, process, count = _store
+        # What an earlier scope, or an earlier attempt of torchrun --max-restarts, left is in there.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        dist.init_process_group(
+            backend,
+            timeout=START_TIMEOUT,
+            store=PrefixStore(f"keras_vit/{attempt}/{next(_count)}", store),
+            rank=process,
+            world_size=count,
+        )
+    except dist.DistError as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise RuntimeError(
+            f"Process {os.environ['RANK']} of {os.environ['WORLD_SIZE']} did not find the others "
+            f"at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} ({reason}). All must be "
+            f"started within {START_TIMEOUT.seconds} seconds, by torchrun, with a free port."
+        ) from error
