@@ -1,7 +1,9 @@
 """Two processes of PyTorch against one: the same losses and weights, or a refusal."""
 
+import datetime
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -31,12 +33,12 @@ ROUGH = {"mixed_bfloat16": (4e-3, 2e-2), "mixed_float16": (5e-4, 1e-2)}
 ADAPTIVE = ("adamw", "keras", "accumulation", "average", "lora", "soft")
 
 
+_LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
 def environment(**variables):
     own = {name: value for name, value in os.environ.items() if name not in _LAUNCHED}
     return {**own, "KERAS_BACKEND": "torch", "OMP_NUM_THREADS": "1", **variables}
-
-
-_LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 def free_port():
@@ -196,8 +198,6 @@ def test_sums(pair):
     ],
 )
 def test_what_would_be_wrong_is_refused(refused, name, words):
-    import re
-
     for found in refused:
         assert re.search(words, found[name], re.DOTALL), found[name]
 
@@ -250,6 +250,17 @@ def test_half_an_environment_is_refused(alone):
         distribution.scope().__enter__()
 
 
+def test_a_start_without_the_others_is_explained(alone):
+    from keras_vit.engines import torch_processes
+
+    alone.setattr(torch_processes, "START_TIMEOUT", datetime.timedelta(seconds=1))
+    own = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    for name, value in own.items():
+        alone.setenv(name, value)
+    with pytest.raises(RuntimeError, match="Process 1 of 2 did not find the others"):
+        distribution.scope().__enter__()
+
+
 # A process that ends ----------------------------------------------------------------------------
 
 
@@ -259,7 +270,7 @@ def test_a_killed_process_is_noticed(tmp_path, scenario, where):
     words, code, lost, seconds = by_hand(scenario, tmp_path)
     assert lost == -signal.SIGKILL
     assert code == 1, words
-    assert f"{where}" in words
+    assert where in words
     assert "Process 0 of 2 lost another one" in words.replace("PeerLostError: ", "")
     assert "the run goes on from its last checkpoint" in words
     assert seconds < 60
