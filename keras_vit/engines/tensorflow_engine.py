@@ -363,19 +363,19 @@ def _dataset(batches: Any, size: int) -> tf.data.Dataset:
     """A data set of arrays, or of what an iterator gives: the first shows the others' form."""
     if isinstance(batches, tuple):
         return tf.data.Dataset.from_tensor_slices(batches).batch(size)
-    batches = iter(batches)
     first = keras.tree.map_structure(np.asarray, next(batches))
     signature = keras.tree.map_structure(
         lambda part: tf.TensorSpec((None, *part.shape[1:]), part.dtype), first
     )
-    return tf.data.Dataset.from_generator(
-        lambda: itertools.chain([first], batches), output_signature=signature
-    )
+    rest = itertools.chain([first], batches)
+    return tf.data.Dataset.from_generator(lambda: rest, output_signature=signature)
 
 
 def _place(resolver: Any) -> tuple[int, int]:
     """(number of this process, number of processes); the chief comes first."""
-    cluster = resolver.cluster_spec().as_dict() if resolver is not None else {}
+    if resolver is None:
+        return 0, 1
+    cluster = resolver.cluster_spec().as_dict()
     chiefs, workers = len(cluster.get("chief", ())), len(cluster.get("worker", ()))
     if chiefs + workers < 2:
         return 0, 1

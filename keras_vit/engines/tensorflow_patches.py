@@ -1,7 +1,8 @@
 """Two repairs of Keras' trainer for tf.distribute, made on entering a scope and undone on leaving.
 
-1. To build a model from the first batch, `fit` takes the mean of the replicas' parts, which fails
-   where the parts differ in size, and over several processes. The first part alone will do.
+1. To build a model, `fit` takes the mean of the replicas' parts of the first batch, which fails
+   where they differ in size and over several processes, and reads that batch, which a generator
+   gives but once. The form of the data will do.
 2. Over several processes a step's metrics are averaged along their first axis; they have none.
 """
 
@@ -19,6 +20,7 @@ import tensorflow as tf
 # Releases of Keras under which the tests of this package have run with these repairs.
 TESTED = ("3.15",)
 _BUILD, _REDUCE = "_maybe_symbolic_build", "reduce_per_replica"
+_DATA = "_get_iterator"  # of what `_BUILD` is given: the distributed data set
 # What both must take. Their names and arguments are all that is relied on.
 _ARGUMENTS = {
     _BUILD: ["self", "iterator", "data_batch"],
@@ -49,7 +51,7 @@ def repaired(strategy: tf.distribute.Strategy, *, several_processes: bool) -> It
             )
         yield
         return
-    setattr(trainer, _BUILD, _build_from_one_part(found[_BUILD]))
+    setattr(trainer, _BUILD, _build_from_form(found[_BUILD]))
     if several_processes:
         setattr(module, _REDUCE, _reduce_scalars(found[_REDUCE]))
     try:
@@ -71,24 +73,20 @@ def _takes(function: Any, arguments: list[str]) -> bool:
     return callable(function) and list(inspect.signature(function).parameters) == arguments
 
 
-def _build_from_one_part(original):
+def _build_from_form(original):
     def _maybe_symbolic_build(self, iterator=None, data_batch=None):
-        if iterator is None or not tf.distribute.has_strategy():
-            return original(self, iterator, data_batch)
-        strategy = tf.distribute.get_strategy()
-        for _, _, steps in iterator:
-            data_batch = keras.tree.map_structure(
-                lambda part: (
-                    strategy.experimental_local_results(part)[0]
-                    if isinstance(part, tf.distribute.DistributedValues)
-                    else part
-                ),
-                next(steps),
-            )
-            break
-        return original(self, None, data_batch)
+        data = getattr(iterator, _DATA, lambda: None)()
+        if data is not None and hasattr(data, "element_spec"):
+            return original(self, None, tf.nest.map_structure(_part, data.element_spec))
+        return original(self, iterator, data_batch)
 
     return _maybe_symbolic_build
+
+
+def _part(spec):
+    """The form of the first replica's part; `None` for what is not there."""
+    first = tf.nest.flatten(spec, expand_composites=True)[:1]
+    return first[0] if first and isinstance(first[0], tf.TensorSpec) else None
 
 
 def _reduce_scalars(original):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import sys
 from typing import Any
 
 import tensorflow as tf
@@ -117,6 +118,10 @@ def _multi_worker(workers: int, devices: int | None) -> tuple[Any, str]:
             f"The {workers} processes of TF_CONFIG use all of their {workers * each} devices; "
             f"leave `devices` out, or hide some by CUDA_VISIBLE_DEVICES. Received: {devices}"
         )
+    # Said before: TensorFlow waits in silence, and with Python's lock held.
+    print(
+        f"Waiting for the {workers} processes of TF_CONFIG to start.", file=sys.stderr, flush=True
+    )
     try:
         strategy = _multi_worker_mirrored()
     except RuntimeError as error:
