@@ -145,6 +145,7 @@ def _train(
     note = (checkpoints and checkpoints.load_newest(trained)) or {"position": 0, "history": []}
     _check_agreed(engine, note["position"], folder)
     feed.restore(note)
+    engine.vary_random(trained)  # before the keeper takes note of the generators
     record = Record(folder if engine.is_chief else None, note["history"])
     guard = StopOnNonFinite(
         lambda number: feed.names_of_batch(number, plan.batch_size), note["position"]
@@ -260,7 +261,6 @@ def _fit(trained, feed: Feed, plan: Plan, keeper: Keeper, held_out: Validation, 
     engine = keeper.engine
     if keeper.position % plan.batches_per_epoch:
         keeper.metric_values = engine.arrays(trained.metrics_variables, summed=True)
-    engine.vary_random(trained)
     for first, end, batches in plan.segments(keeper.position):
         with warnings.catch_warnings():
             # Said of every data set whose length Keras does not know, such as validation's.

@@ -1,6 +1,6 @@
 """A small run of `train`, on whatever devices: what every engine has to do alike.
 
-python train_run.py '{"output": "run", "numbers": "a.npz", "scope": {"devices": 2}}'
+python train_run.py '{"runs": [{"output": "run", "numbers": "a.npz", "scope": {"devices": 2}}]}'
 """
 
 import json
@@ -96,8 +96,20 @@ def run(output=None, recipe=None, model=None, kill_after=None, minutes=10.0):
     return {**found, **weights}
 
 
-def main(numbers=None, scope=None, **arguments):
-    with keras_vit.training.distribution.scope(**(scope or {})) as engine:
+def main(runs, virtual=None):
+    if virtual and keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        tf.config.set_logical_device_configuration(
+            tf.config.list_physical_devices("CPU")[0],
+            [tf.config.LogicalDeviceConfiguration()] * virtual,
+        )
+    for arguments in runs:
+        one(**arguments)
+
+
+def one(scope, numbers=None, **arguments):
+    with keras_vit.training.distribution.scope(**scope) as engine:
         try:
             found = run(**arguments)
         except keras_vit.training.distribution.PeerLostError as error:
