@@ -327,7 +327,9 @@ def test_the_chief_comes_first(task, index, place):
     import tensorflow as tf
 
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-        tf.train.ClusterSpec({"worker": ["b:1", "c:1"], "chief": ["a:1"]}), task, index
+        tf.train.ClusterSpec({"worker": ["b:1", "c:1"], "chief": ["a:1"]}),
+        task_type=task,
+        task_id=index,
     )
     assert tensorflow_engine._place(resolver) == place
     assert tensorflow_engine._place(None) == (0, 1)
