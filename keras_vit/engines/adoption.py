@@ -40,7 +40,7 @@ def _jax(model) -> Engine | None:
         return None
     from keras_vit.engines import jax_engine
 
-    return jax_engine.JaxEngine(distribution, "model")
+    return jax_engine.JaxEngine(distribution, type(distribution).__name__)
 
 
 def _torch(model) -> Engine | None:

@@ -72,6 +72,10 @@ class Engine:
     def check_predict(self) -> None:
         """Raises a ValueError if `keras.Model.predict` cannot work here."""
 
+    def guard(self, model: keras.Model) -> contextlib.AbstractContextManager:
+        """Around `fit` and its like: after an error the model is as after its last step."""
+        return contextlib.nullcontext()
+
     def attach(self, model: keras.Model) -> None:
         """Readies a built model for training; called before each `fit`, and cheap when repeated."""
 

@@ -136,7 +136,7 @@ class JaxEngine(Engine):
 
     Args:
         distribution: the distribution.
-        kind: one of `layouts.KINDS`.
+        kind: one of `layouts.KINDS`, or what else to call it.
     """
 
     def __init__(self, distribution: keras.distribution.Distribution, kind: str):
@@ -165,8 +165,9 @@ class JaxEngine(Engine):
         for variable in model.variables:
             if variable.value.sharding.device_set != expected:
                 raise ValueError(
-                    f"The model lies on {len(variable.value.sharding.device_set)} devices, not on "
-                    f"{self.description}: build it inside of the scope."
+                    f"The model does not lie on {self.description}: build it inside of the scope. "
+                    f"Received: {variable.path} on "
+                    f"{sorted(map(str, variable.value.sharding.device_set))}"
                 )
 
     def check_data(self, x, batch_size, *, training=False):
@@ -181,6 +182,22 @@ class JaxEngine(Engine):
                 "`predict` cannot work over several processes with JAX: call "
                 "keras_vit.evaluation.predict_all, in every process and with the same images."
             )
+
+    @contextlib.contextmanager
+    def guard(self, model):
+        """See `Engine`: while Keras works, it takes the values out of the variables."""
+        variables = [*model.variables, *model.metrics_variables]
+        if model.optimizer is not None:
+            variables += model.optimizer.variables
+        values = [variable.value for variable in variables]
+        try:
+            yield
+        except Exception:
+            model.jax_state_sync()
+            for variable, value in zip(variables, values, strict=True):
+                if variable._value is None and not value.is_deleted():
+                    variable.assign(value)
+            raise
 
     def call(self, model, forward, args, kwargs):
         """See `Engine`: outputs inside keep the images along "batch", where that divides them."""

@@ -25,7 +25,7 @@ class SpreadsOut(_Model):
         engine = engine_for(self)
         engine.check_model(self)
         engine.check_data(x, batch_size, training=True)
-        with entered(engine):
+        with entered(engine), engine.guard(self):
             engine.attach(self)
             return super().fit(x, y, batch_size, *args, **kwargs)
 
@@ -33,7 +33,7 @@ class SpreadsOut(_Model):
         """As `keras.Model.evaluate`."""
         engine = engine_for(self)
         engine.check_data(x, batch_size)
-        with entered(engine):
+        with entered(engine), engine.guard(self):
             return super().evaluate(x, y, batch_size, *args, **kwargs)
 
     def predict(self, x, batch_size=None, *args, **kwargs):
@@ -41,7 +41,7 @@ class SpreadsOut(_Model):
         engine = engine_for(self)
         engine.check_predict()
         engine.check_data(x, batch_size)
-        with entered(engine):
+        with entered(engine), engine.guard(self):
             return super().predict(x, batch_size, *args, **kwargs)
 
     def __call__(self, *args, **kwargs):
