@@ -191,15 +191,20 @@ def _run_in_words(run: dict[str, Any]) -> str:
 
 
 def _paper_in_words(run: dict[str, Any]) -> str:
-    words = [f"{run['data']}" + (f", {run['epochs']} epochs" if run["epochs"] else "")]
+    """One of the paper's runs; its operations are counted by other rules than ours."""
+    words = [run["data"] + (f", {run['epochs']} epochs" if run["epochs"] else "")]
     if run["exaflops"]:
         words.append(f"{run['exaflops']:,} exaFLOP")
     if run["core_days"]:
         words.append(f"{run['core_days']:,} TPUv3-core-days")
-    if run["ratio"] is not None:
-        words.append(f"this run is {run['ratio']:.3g} of its exaFLOP")
-    if run["days_ratio"] is not None:
-        words.append(f"{run['days_ratio']:.3g} device-days a TPUv3-core-day")
+    if run["here_exaflops"]:
+        here = (
+            f"as many images here: {run['here_exaflops']:,.0f} exaFLOP ({run['ratio']:.2f} of it)"
+        )
+        days = run["here_device_days"]
+        words.append(here + ("" if days is None else f", {days:,.1f} device-days"))
+    if run["run_ratio"]:
+        words.append(f"this run: {run['run_ratio']:.3g} of its exaFLOP")
     return "; ".join(words)
 
 

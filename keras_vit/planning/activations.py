@@ -55,14 +55,21 @@ def of(setup: Setup) -> Activations:
         (part.name, count(part.tensors), count(part.weights), count(part.backward)) for part in stem
     ]
     if is_bit(config):
-        return Activations(*zip(*parts, strict=True), 0, count(_classifier(config)))
+        return _joined(parts, 0, count(_classifier(config)))
     parts += _blocks(setup, count)
     before, behind = trunk.before(config, setup.way), trunk.behind(config, setup.way)
     casts = _other_copies(setup)
-    return Activations(*zip(*parts, strict=True), count(before) + casts, count(behind))
+    return _joined(parts, count(before) + casts, count(behind))
 
 
-def _blocks(setup: Setup, count: Callable[[list[Kept]], int]) -> Iterator[tuple]:
+def _joined(parts: list[tuple[str, int, int, int]], before: int, behind: int) -> Activations:
+    names, tensors, copies, backward = zip(*parts, strict=True)
+    return Activations(names, tensors, copies, backward, before, behind)
+
+
+def _blocks(
+    setup: Setup, count: Callable[[list[Kept]], int]
+) -> Iterator[tuple[str, int, int, int]]:
     """(name, kept tensors, kept copies of weights, workspace of the backward pass) of each."""
     config, way = setup.config, setup.way
     copies, moving = _copies(setup), _moving(setup)

@@ -1,9 +1,11 @@
 """A check of the plan: the step compiled ahead of time by JAX over virtual devices.
 
-What it can tell: that the step compiles with these layouts, and, to the byte, what weights,
-optimizer and batch take on each device. What it cannot: how much a GPU or TPU needs for
-activations. XLA for CPUs has no fused attention, computes products of bfloat16 in float32, fuses
-less and orders its work for speed, so that its temporaries are an upper bound, and a rough one.
+What it can tell: that the step compiles with these layouts; to the byte, what weights, optimizer
+and batch take on each device; and, by temporaries far above the plan, that a layout gathers
+activations. What it cannot: how much a GPU or TPU needs for activations. XLA for CPUs has no fused
+attention, computes products of bfloat16 in float32 and fuses less; and it gathers all weights
+before the first block and sums whole gradients at the end, where others do so block by block. So
+its temporaries bound what other devices need, roughly, and under "fsdp" they hold all weights.
 """
 
 from __future__ import annotations
@@ -19,11 +21,20 @@ from keras_vit.planning import activations, state
 from keras_vit.planning.memory import batch_bytes
 from keras_vit.planning.setup import Setup
 
-# XLA for CPUs drops the barriers that `remat` rests on, and then merges what is computed twice.
-_KEEP_REMAT = "--xla_disable_hlo_passes=cse_barrier_expander"
+_FLAGS = (
+    # XLA for CPUs drops the barriers that `remat` rests on, and then merges what is computed twice.
+    "--xla_disable_hlo_passes=cse_barrier_expander",
+    # Nothing is run, so that good machine code would be a waste of time.
+    "--xla_backend_optimization_level=0",
+    "--xla_llvm_disable_expensive_passes=true",
+)
 LIMITS = (
-    "XLA for CPUs has no fused attention, widens bfloat16 and fuses less: the temporaries show "
-    "how a layout behaves, not what a GPU or TPU needs"
+    "XLA for CPUs has no fused attention, widens bfloat16, fuses less, gathers all weights at once "
+    "and sums whole gradients: its temporaries bound what a GPU or TPU needs, roughly"
+)
+LIMITS = (
+    "XLA for CPUs has no fused attention, widens bfloat16, fuses less and scatters no gradients: "
+    "its temporaries bound what a GPU or TPU needs, roughly"
 )
 
 
@@ -79,13 +90,13 @@ def _asked(setup: Setup) -> dict[str, Any]:
 
 def _child(asked: dict[str, Any]) -> dict[str, Any]:
     count = asked["mesh"][0] * asked["mesh"][1]
-    flags = f"--xla_force_host_platform_device_count={count} {_KEEP_REMAT}"
+    flags = [f"--xla_force_host_platform_device_count={count}", *_FLAGS]
     environment = {
         **os.environ,
         "KERAS_BACKEND": "jax",
         "JAX_PLATFORMS": "cpu",
         "CUDA_VISIBLE_DEVICES": "",
-        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip(),
+        "XLA_FLAGS": " ".join([os.environ.get("XLA_FLAGS", ""), *flags]).strip(),
     }
     for name in [name for name in environment if name.startswith("KERAS_DISTRIBUTION_")]:
         del environment[name]

@@ -56,7 +56,7 @@ def compiled(asked: dict[str, Any]) -> dict[str, Any]:
         )
         lowered = step.lower(*arguments)
     traced = time.perf_counter()
-    analysis = lowered.compile().memory_analysis()
+    analysis: Any = lowered.compile().memory_analysis()
     return {
         "arguments": analysis.argument_size_in_bytes,
         "outputs": analysis.output_size_in_bytes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from keras_vit import variants
@@ -10,7 +11,7 @@ from keras_vit.planning import fitting, state
 from keras_vit.planning.devices import GIB
 from keras_vit.planning.memory import Memory, memory
 from keras_vit.planning.setup import Setup
-from keras_vit.planning.speed import DAY, PAPER_RUNS, Speed, speed
+from keras_vit.planning.speed import DAY, JFT_IMAGES, PAPER_RUNS, Speed, speed
 from keras_vit.planning.variables import variable_shapes
 
 _JAX_SHARE = 0.75  # of a GPU's memory, that JAX takes unless told otherwise
@@ -59,20 +60,13 @@ def report(
             "images_per_second": takes.images,
         },
         "run": _run(setup, takes),
-        "paper": _paper(name, takes),
+        "paper": _paper(name, setup, takes),
         "notes": _notes(setup, needs),
     }
 
 
 def _count(setup: Setup) -> int:
-    shapes = variable_shapes(setup.config).values()
-    total = 0
-    for shape in shapes:
-        numbers = 1
-        for side in shape:
-            numbers *= side
-        total += numbers
-    return total
+    return sum(math.prod(shape) for shape in variable_shapes(setup.config).values())
 
 
 def _name(setup: Setup, name: str) -> str:
@@ -161,26 +155,31 @@ def _run(setup: Setup, takes: Speed) -> dict[str, Any] | None:
     }
 
 
-def _paper(name: str, takes: Speed) -> list[dict[str, Any]]:
-    """The paper's pre-training runs of the variant, with this run's share."""
+def _paper(name: str, setup: Setup, takes: Speed) -> list[dict[str, Any]]:
+    """The paper's pre-training runs of the variant, and what as many images would take here."""
     variant = variants.parse(name).name
     found = []
     for run in PAPER_RUNS:
         if run.variant != variant:
             continue
-        ratio = days = None
-        if takes.run_flops is not None and run.exaflops:
-            ratio = takes.run_flops / 1e18 / run.exaflops
-        if takes.device_days is not None and run.core_days:
-            days = takes.device_days / run.core_days
+        here = days = None
+        if run.epochs is not None:
+            images = run.epochs * JFT_IMAGES
+            here = takes.step_flops / setup.batch * images / 1e18
+            if takes.images is not None:
+                days = images / takes.images / DAY * setup.count
         found.append(
             {
                 "data": run.data,
                 "epochs": run.epochs,
                 "exaflops": run.exaflops,
                 "core_days": run.core_days,
-                "ratio": ratio,
-                "days_ratio": days,
+                "here_exaflops": here,
+                "here_device_days": days,
+                "ratio": here / run.exaflops if here and run.exaflops else None,
+                "run_ratio": takes.run_flops / 1e18 / run.exaflops
+                if takes.run_flops and run.exaflops
+                else None,
             }
         )
     return found

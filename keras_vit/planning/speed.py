@@ -68,6 +68,8 @@ class PaperRun:
     data: str = "JFT-300M"
 
 
+# Section 4.1 of the paper.
+JFT_IMAGES = 303_000_000
 PAPER_RUNS: tuple[PaperRun, ...] = (
     PaperRun("ViT-B/32", 7, 164),
     PaperRun("ViT-B/16", 7, 743),
