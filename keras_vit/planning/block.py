@@ -8,9 +8,9 @@ CPU are what `torch.autograd.graph.saved_tensors_hooks` sees, to the byte.
 
 XLA keeps what a product or a kernel reads or writes, and what takes an exponential; cheap
 arithmetic between those is fused into its users and done again in the backward pass. So LayerNorm
-keeps no float32 copy of its input, but GELU keeps its tanh (or erf) beside argument and result. These
-rows are inferred from how XLA fuses, and from one measured peak, ViT-B/16's; no list of a GPU's
-buffers was read.
+keeps no float32 copy of its input, but GELU keeps its tanh (or erf) beside argument and result.
+These rows are inferred from how XLA fuses, and from one measured peak, ViT-B/16's; no list of a
+GPU's buffers was read.
 """
 
 from __future__ import annotations
