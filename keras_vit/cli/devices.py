@@ -52,8 +52,9 @@ def run(options: argparse.Namespace, work: Callable[[argparse.Namespace, Any], i
     """Calls `work(options, engine)` on the devices asked for; of several processes one speaks."""
     from keras_vit.training import distribution
 
-    asked = options.devices or options.distribution or options.mesh or options.tpu
-    several = asked or options.shard_optimizer or distribution.is_one_of_several()
+    names = ("devices", "distribution", "mesh", "tpu")
+    asked = any(getattr(options, name) is not None for name in names) or options.shard_optimizer
+    several = asked or distribution.is_one_of_several()
     scope = distribution.scope(
         options.distribution or "data",
         options.devices if several else 1,

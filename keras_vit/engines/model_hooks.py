@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import keras
+import numpy as np
 
-from keras_vit.engines.adoption import engine_for, entered
+from keras_vit.engines.adoption import engine_for, entered, explained
 from keras_vit.engines.engine import current
 
 _Model = keras.Model if TYPE_CHECKING else object  # Keras must not take the mixin for a model
@@ -43,6 +44,18 @@ class SpreadsOut(_Model):
         engine.check_data(x, batch_size)
         with entered(engine), engine.guard(self):
             return super().predict(x, batch_size, *args, **kwargs)
+
+    def predict_on_batch(self, x):
+        """As `keras.Model.predict_on_batch`; with several processes, given the same in all."""
+        engine = engine_for(self)
+        if engine.devices == 1 and engine.processes == 1:
+            return super().predict_on_batch(x)
+        images = np.asarray(x)
+        missing = -len(images) % engine.replicas
+        filled = np.concatenate([images, np.repeat(images[-1:], missing, axis=0)])
+        with explained(engine):
+            outputs = engine.predict(self, filled)
+        return keras.tree.map_structure(lambda array: array[: len(images)], outputs)
 
     def __call__(self, *args, **kwargs):
         return current().call(self, super().__call__, args, kwargs)

@@ -283,7 +283,7 @@ class TorchEngine(Engine):
         rows = -(-len(images) // self.processes)
         self._all.meet(PREDICT, len(images), "{} images")
         chosen = np.arange(self.process * rows, (self.process + 1) * rows)
-        own = model.predict_on_batch(images[np.minimum(chosen, len(images) - 1)])
+        own = keras.Model.predict_on_batch(model, images[np.minimum(chosen, len(images) - 1)])
 
         def whole(part):
             return np.concatenate(self._all.gather(np.asarray(part)))[: len(images)]

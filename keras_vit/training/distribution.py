@@ -73,7 +73,8 @@ def scope(
         mesh = (sides[0], sides[1])
     _checks.boolean("shard_optimizer", shard_optimizer)
     backend = keras.backend.backend()
-    own = {name: value for name, value in {"strategy": strategy, "tpu": tpu}.items() if value}
+    given = {"strategy": strategy, "tpu": tpu}
+    own = {name: value for name, value in given.items() if value is not None}
     if own and backend != "tensorflow":
         raise ValueError(f"{', '.join(own)} is TensorFlow's. Received: the {backend} backend")
     engine = import_module(f"keras_vit.engines.{backend}_engine").make(
