@@ -83,6 +83,10 @@ class Engine:
         """Calls `forward(*args, **kwargs)`, the model's own call, as training here needs it."""
         return forward(*args, **kwargs)
 
+    def inside(self, model: keras.Model, forward, args: tuple, kwargs: dict) -> Any:
+        """The same for the model's `call`, which Keras' steps on JAX call at once."""
+        return forward(*args, **kwargs)
+
     def check_step(self, images: Any) -> None:
         """Called with each batch of a training step where the backend builds or runs it."""
 

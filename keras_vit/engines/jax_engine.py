@@ -199,7 +199,7 @@ class JaxEngine(Engine):
                     variable.assign(value)
             raise
 
-    def call(self, model, forward, args, kwargs):
+    def inside(self, model, forward, args, kwargs):
         """See `Engine`: outputs inside keep the images along "batch", where that divides them."""
         images = keras.tree.flatten((args, kwargs))[0]
         size = getattr(images, "shape", (None,))[0]

@@ -12,6 +12,7 @@ import keras
 from keras_vit import _checks
 from keras_vit._atomic import replacing
 from keras_vit.checkpoints.dialect import Source
+from keras_vit.engines.engine import current
 from keras_vit.engines.model_hooks import SpreadsOut
 from keras_vit.layers.pixel_scaling import PIXEL_RANGES, check_channels
 
@@ -50,7 +51,8 @@ class FlatModel(SpreadsOut, keras.Model):
                     "them, or build the model with another `image_shape`. "
                     f"Received: images.shape={tuple(images.shape)}"
                 )
-        return super().call(inputs, training=training, mask=mask)
+        options = {"training": training, "mask": mask}
+        return current().inside(self, super().call, (inputs,), options)
 
     def load_checkpoint(self, source, *, skip=(), resampling=None):
         """Loads weights of another project; see `keras_vit.models.checkpoints.load_checkpoint`.

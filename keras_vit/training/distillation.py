@@ -11,6 +11,7 @@ import numpy as np
 from keras import ops
 
 from keras_vit import _checks
+from keras_vit.engines.engine import current
 from keras_vit.engines.model_hooks import SpreadsOut
 from keras_vit.engines.replicas import replicas_in_step
 from keras_vit.models.base import FlatModel
@@ -129,6 +130,9 @@ class Distiller(SpreadsOut, keras.Model):
         self.optimizer.build(self.trainable_variables)
 
     def call(self, inputs, training=None):
+        return current().inside(self, self._answers, (inputs,), {"training": training})
+
+    def _answers(self, inputs, training):
         found = self._hidden["heads"](inputs, training=training)
         head, head_dist = found if isinstance(found, (list, tuple)) else (found, found)
         head, head_dist = ops.cast(head, "float32"), ops.cast(head_dist, "float32")

@@ -82,14 +82,31 @@ def shardings(model):
     return {v.path: [*map(str, v.value.sharding.spec)] for v in model.trainable_variables}
 
 
+def constrained(engine):
+    """Of each call of a layer while a step is traced, whether its output was kept in place."""
+    seen, usual = [], engine.distribution.get_tensor_layout
+
+    def watched(path):
+        layout = usual(path)
+        if path.endswith(("qkv/output", "fc1/output", "encoder_block_1/output")):
+            seen.append(layout is not None)
+        return layout
+
+    model = compiled()
+    engine.distribution.get_tensor_layout = watched
+    fitted(model)
+    del engine.distribution.get_tensor_layout
+    return seen
+
+
 def main():
     found, outside = {}, compiled()
     found["one device"] = fitted(compiled()).history["loss"][0]
     loss = compiled().evaluate(IMAGES, LABELS, batch_size=8, verbose=0)[0]
     found["evaluate, one device"] = loss
-    found["hybrid, one device"] = fitted(
-        stem_model(), np.tile(IMAGES, (1, 4, 4, 1))
-    ).history["loss"][0]
+    found["hybrid, one device"] = fitted(stem_model(), np.tile(IMAGES, (1, 4, 4, 1))).history[
+        "loss"
+    ][0]
     expected = predict_all(compiled(), IMAGES[:10], progress=False)[0]
 
     with distribution.scope("data", devices=4) as engine:
@@ -128,7 +145,8 @@ def main():
             model = compiled(AdamW(1e-3))
             fitted(model)
             found[f"{name}: bytes"], found[f"{name}: axes"] = bytes_of(model), shardings(model)
-    with distribution.scope("fsdp", mesh=(2, 2)):
+    with distribution.scope("fsdp", mesh=(2, 2)) as engine:
+        found["constrained"] = constrained(engine)
         found["hybrid"] = fitted(stem_model(), np.tile(IMAGES, (1, 4, 4, 1))).history["loss"][0]
 
     # The user's own, without a scope of this package.

@@ -89,6 +89,11 @@ def test_axes(found):
         assert set(found["optimizer: axes"][block + path]) == {"None"}
 
 
+def test_weights_that_are_cut_do_not_draw_the_images_along(found):
+    """Without it, XLA moves whole batches between devices: 27 times the memory at 22B's width."""
+    assert len(found["constrained"]) >= 5 and all(found["constrained"])
+
+
 # Width 64, MLP 128, 2 blocks, 5 classes, patches of 48 numbers, 5 tokens; by hand.
 KERNELS = 2 * (64 * 192 + 64 * 64 + 64 * 128 + 128 * 64)
 COLUMN_BIASES = 2 * (192 + 128)

@@ -14,11 +14,11 @@ import time
 from pathlib import Path
 
 import harness
-import keras_vit
 import numpy as np
 import pytest
 from engines import train_run
 
+import keras_vit
 
 SCRIPT = Path(train_run.__file__)
 SGD = {"optimizer": "sgd", "learning_rate": 0.02}
@@ -74,9 +74,7 @@ def start(runs, env, log, **more):
 def start_two(folder, runs_of):
     """Two processes that know each other; `runs_of(process)` is what each does."""
     ports = [free_port(), free_port()]
-    return [
-        start(runs_of(i), environment(i, ports), folder / f"process{i}.txt") for i in range(2)
-    ]
+    return [start(runs_of(i), environment(i, ports), folder / f"process{i}.txt") for i in range(2)]
 
 
 def ended(processes, folder, seconds=280):
