@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import keras
 
 from keras_vit.engines.engine import Engine, current, is_in_scope
+from keras_vit.engines.environment import whole_number
 
 _DOOR = "keras_vit.training.distribution.scope"
 
@@ -46,7 +46,7 @@ def _jax(model) -> Engine | None:
 def _torch(model) -> Engine | None:
     # Looked up, not imported: a model on one device has no need of it.
     distributed: Any = sys.modules.get("torch.distributed")
-    size = int(os.environ.get("WORLD_SIZE") or 1)
+    size = whole_number("WORLD_SIZE", default=1)
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         size = distributed.get_world_size()
     if size > 1:

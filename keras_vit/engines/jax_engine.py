@@ -15,6 +15,7 @@ from jax.experimental import multihost_utils
 
 from keras_vit.engines.batches import check_batches
 from keras_vit.engines.engine import Engine, PeerLostError, in_scope
+from keras_vit.engines.environment import whole_number
 from keras_vit.engines.layouts import BATCH, MODEL, output_axes, variable_axes
 
 # Environment that Keras' own `keras.distribution.initialize` reads.
@@ -72,13 +73,13 @@ def _join() -> None:
     """Joins the other processes, as the environment says, unless that was done."""
     if not os.environ.get(_ADDRESS) or jax.distributed.is_initialized():
         return
-    count, number = os.environ.get(_COUNT), os.environ.get(_NUMBER)
-    if count is None or number is None:
-        raise ValueError(f"{_ADDRESS} is set: {_COUNT} and {_NUMBER} must be as well.")
+    count, number = whole_number(_COUNT), whole_number(_NUMBER, least=0)
+    if number >= count:
+        raise ValueError(f"{_NUMBER} must be below {_COUNT}={count}. Received: {_NUMBER}={number}")
     jax.distributed.initialize(
         os.environ[_ADDRESS].partition(",")[0],
-        num_processes=int(count),
-        process_id=int(number),
+        num_processes=count,
+        process_id=number,
         heartbeat_timeout_seconds=_HEARTBEAT,
         shutdown_timeout_seconds=_SHUTDOWN,
     )

@@ -23,6 +23,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from keras_vit.engines.engine import PeerLostError
+from keras_vit.engines.environment import whole_number
 from keras_vit.engines.torch_lifeline import Lifeline
 
 _VARIABLES = ("RANK", "MASTER_ADDR", "MASTER_PORT")  # set by torchrun, beside WORLD_SIZE
@@ -63,10 +64,7 @@ def size_of_environment() -> int:
     """Number of processes, as a group that is there already or torchrun's variables say."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_world_size()
-    text = os.environ.get("WORLD_SIZE") or "1"
-    if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"WORLD_SIZE must be a positive integer. Received: WORLD_SIZE={text!r}")
-    return int(text)
+    return whole_number("WORLD_SIZE", default=1)
 
 
 class Processes:

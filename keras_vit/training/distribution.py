@@ -24,6 +24,7 @@ import keras
 
 from keras_vit import _checks
 from keras_vit.engines.engine import Engine, PeerLostError, current
+from keras_vit.engines.environment import whole_number
 from keras_vit.engines.layouts import KINDS
 
 __all__ = ["Engine", "PeerLostError", "current", "is_one_of_several", "scope"]
@@ -99,6 +100,6 @@ def _count_of_cluster() -> int:
 
 _COUNTS = {
     "tensorflow": _count_of_cluster,
-    "jax": lambda: int(os.environ.get("KERAS_DISTRIBUTION_NUM_PROCESSES") or 1),
-    "torch": lambda: int(os.environ.get("WORLD_SIZE") or 1),
+    "jax": lambda: whole_number("KERAS_DISTRIBUTION_NUM_PROCESSES", default=1),
+    "torch": lambda: whole_number("WORLD_SIZE", default=1),
 }

@@ -86,9 +86,11 @@ def run(output=None, recipe=None, model=None, kill_after=None, minutes=10.0):
     names = ("loss", "accuracy", "val_loss", "val_accuracy")
     found = {name: np.array([row[name] for row in result.history]) for name in names}
     engine = keras_vit.training.distribution.current()
-    arrays = engine.arrays(result.model.variables) if engine.processes == 1 else [
-        keras.ops.convert_to_numpy(v.value) for v in result.model.variables
-    ]
+    arrays = (
+        engine.arrays(result.model.variables)
+        if engine.processes == 1
+        else [keras.ops.convert_to_numpy(v.value) for v in result.model.variables]
+    )
     weights = {
         f"weight {i:03d} {v.path}": a
         for i, (v, a) in enumerate(zip(result.model.variables, arrays, strict=True))
