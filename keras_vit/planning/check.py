@@ -32,10 +32,6 @@ LIMITS = (
     "XLA for CPUs has no fused attention, widens bfloat16, fuses less, gathers all weights at once "
     "and sums whole gradients: its temporaries bound what a GPU or TPU needs, roughly"
 )
-LIMITS = (
-    "XLA for CPUs has no fused attention, widens bfloat16, fuses less and scatters no gradients: "
-    "its temporaries bound what a GPU or TPU needs, roughly"
-)
 
 
 def compile_step(setup: Setup) -> dict[str, Any]:
