@@ -16,11 +16,7 @@ _DOOR = "keras_vit.training.distribution.scope"
 
 
 def engine_for(model: keras.Model) -> Engine:
-    """The scope's engine; else one around what the backend is set to; else one device.
-
-    Raises:
-        ValueError: if several processes would train on their own.
-    """
+    """The scope's engine; else one around what the backend is set to; else one device."""
     adopt = _ADOPT.get(keras.backend.backend())
     return (adopt and not is_in_scope() and adopt(model)) or current()
 
@@ -43,19 +39,28 @@ def _jax(model) -> Engine | None:
     return jax_engine.JaxEngine(distribution, type(distribution).__name__)
 
 
+class _Unjoined(Engine):
+    """One of several processes of PyTorch outside of a scope: it may do anything but train."""
+
+    def __init__(self, count: int):
+        self.count = count
+
+    def check_model(self, model):
+        """See `Engine`."""
+        raise ValueError(
+            f"This is one of {self.count} processes, and each would train on its own: Keras does "
+            "not join their gradients, and a DistributedDataParallel around the model is passed by "
+            f"in `fit`. Build and fit the model inside `with {_DOOR}():`, or unset WORLD_SIZE."
+        )
+
+
 def _torch(model) -> Engine | None:
     # Looked up, not imported: a model on one device has no need of it.
     distributed: Any = sys.modules.get("torch.distributed")
     size = whole_number("WORLD_SIZE", default=1)
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         size = distributed.get_world_size()
-    if size > 1:
-        raise ValueError(
-            f"This is one of {size} processes, and each would train on its own: Keras does not "
-            "join their gradients, and a DistributedDataParallel around the model is passed by in "
-            f"`fit`. Build and fit the model inside `with {_DOOR}():`, or unset WORLD_SIZE."
-        )
-    return None
+    return _Unjoined(size) if size > 1 else None
 
 
 _ADOPT = {"tensorflow": _tensorflow, "jax": _jax, "torch": _torch}

@@ -13,7 +13,18 @@ _current: list[Engine] = []
 
 
 class PeerLostError(RuntimeError):
-    """Another process of the run ended, so that this one cannot go on."""
+    """Another process of the run ended, so that this one cannot go on.
+
+    Args:
+        process: number of this process.
+        processes: number of all.
+    """
+
+    def __init__(self, process: int, processes: int):
+        super().__init__(
+            f"Process {process} of {processes} lost another one. Start all of them again with the "
+            "same output directory: the run goes on from its last checkpoint."
+        )
 
 
 class Engine:
@@ -128,8 +139,15 @@ class Engine:
         return model.predict_on_batch(images)
 
     def local_model(self, model: keras.Model) -> keras.Model:
-        """The model for this process alone, after training; all must call it together."""
-        return model
+        """The model for this process `alone`, after training; all must call it together."""
+        if self.processes == 1:
+            return model
+        arrays = self.arrays(model.variables)
+        with self.alone():
+            copy = type(model).from_config(model.get_config())
+            for variable, array in zip(copy.variables, arrays, strict=True):
+                variable.assign(array)
+        return copy
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:

@@ -258,17 +258,6 @@ class JaxEngine(Engine):
             )
         return keras.tree.map_structure(np.asarray, outputs)
 
-    def local_model(self, model):
-        """See `Engine`: over several processes, a copy on this one's first device."""
-        if self.processes == 1:
-            return model
-        arrays = self.arrays(model.variables)
-        with self.alone():
-            copy = type(model).from_config(model.get_config())
-            for variable, array in zip(copy.variables, arrays, strict=True):
-                variable.assign(array)
-        return copy
-
     @contextlib.contextmanager
     def alone(self):
         """See `Engine`."""
@@ -287,10 +276,7 @@ class JaxEngine(Engine):
         """See `Engine`."""
         text = str(error)
         if self.processes > 1 and any(word in text for word in _LOST):
-            return PeerLostError(
-                f"Process {self.process} of {self.processes} lost another one. Start all of them "
-                "again with the same output directory: the run goes on from its last checkpoint."
-            )
+            return PeerLostError(self.process, self.processes)
         if any(word in text for word in _NOT_EQUAL):
             return ValueError(
                 "The processes' models differ: call keras.utils.set_random_seed with the same "

@@ -310,17 +310,6 @@ class TensorFlowEngine(Engine):
 
         return lambda spread: self.strategy.run(step, (spread,))
 
-    def local_model(self, model):
-        """See `Engine`: over several processes, a copy without a strategy."""
-        if self.processes == 1:
-            return model
-        arrays = self.arrays(model.variables)
-        with self.alone():
-            made = type(model).from_config(model.get_config())
-            for variable, array in zip(made.variables, arrays, strict=True):
-                variable.assign(array)
-        return made
-
     @contextlib.contextmanager
     def alone(self):
         """See `Engine`: outside of the scope, where each new variable is sent to all processes.
@@ -349,10 +338,7 @@ class TensorFlowEngine(Engine):
                 "functions in the same order."
             )
         if any(word in text for word in _LOST):
-            return PeerLostError(
-                f"Process {self.process} of {self.processes} lost another one. Start all of them "
-                "again with the same output directory: the run goes on from its last checkpoint."
-            )
+            return PeerLostError(self.process, self.processes)
         return None
 
 

@@ -93,15 +93,10 @@ class Processes:
         self.gradients: Any = dist.new_group(backend=backend, timeout=GRADIENT_TIMEOUT)
         self._meeting: Any = dist.new_group(backend="gloo", timeout=MEETING_TIMEOUT)
         if device.type in WATCHED:
-            self._lifeline = Lifeline(self.process, self.count, self._loss)
+            self._lifeline = Lifeline(self.process, self.count, str(self._loss()))
 
-    @property
-    def _loss(self) -> str:
-        return (
-            f"Process {self.process} of {self.count} lost another one, which ended or does not "
-            "answer. Start all of them again with the same output directory: the run goes on from "
-            "its last checkpoint."
-        )
+    def _loss(self) -> PeerLostError:
+        return PeerLostError(self.process, self.count)
 
     def leave(self, failed: bool = False) -> None:
         """Closes the connections that were opened here; others then notice.
@@ -209,7 +204,7 @@ class Processes:
             isinstance(error, RuntimeError) and "gloo" in text
         ):
             return None
-        return PeerLostError(self._loss) if any(word in text for word in _LOST) else None
+        return self._loss() if any(word in text for word in _LOST) else None
 
 
 def _end_at_once() -> None:
