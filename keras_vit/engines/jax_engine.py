@@ -71,7 +71,14 @@ def make(
 
 def _join() -> None:
     """Joins the other processes, as the environment says, unless that was done."""
-    if not os.environ.get(_ADDRESS) or jax.distributed.is_initialized():
+    if jax.distributed.is_initialized():
+        return
+    if not os.environ.get(_ADDRESS):
+        if whole_number(_COUNT, default=1) > 1:  # each would train on its own
+            raise ValueError(
+                f"{_COUNT}={os.environ[_COUNT]}, but {_ADDRESS} is not set: set it to the address "
+                f"of the first process, such as host0:2222, in all of them; or unset {_COUNT}."
+            )
         return
     count, number = whole_number(_COUNT), whole_number(_NUMBER, least=0)
     if number >= count:

@@ -79,7 +79,7 @@ class Keeper(keras.callbacks.Callback):
         engine: of several devices.
     """
 
-    # Batches after which several processes ask the chief whether it is time to save.
+    # Batches after which several processes ask each other whether it is time to save, or to stop.
     _ASKED = 16
 
     def __init__(
@@ -110,6 +110,8 @@ class Keeper(keras.callbacks.Callback):
         self._random: dict | None = random_arrays()
         self._saved = time.monotonic()
         self._epoch_start = (0.0, 0)
+        # Whether a callback of this process wants to end a fit that several processes share.
+        self._wants_end = False
 
     def on_epoch_begin(self, epoch, logs=None):
         """Puts back the metrics of an epoch that was broken off; Keras has just reset them."""
@@ -131,17 +133,26 @@ class Keeper(keras.callbacks.Callback):
         """Counts, and saves the state when it is time."""
         self.position += 1
         between = self.position % self.plan.batches_per_epoch  # at 0 the epoch's end saves
-        if between and self._is_time():
+        late = time.monotonic() - self._saved > 60 * self.minutes
+        if self.engine.processes > 1:
+            late = self._agree(late, ask=between > 0 and self.position % self._ASKED == 0)
+        if between and late:
             self._save()
 
-    def _is_time(self) -> bool:
-        late = time.monotonic() - self._saved > 60 * self.minutes
-        if self.engine.processes == 1:
-            return late
-        # All save together or none: clocks differ, so the chief's counts.
-        if self.position % self._ASKED:
+    def _agree(self, late: bool, *, ask: bool) -> bool:
+        """Whether all processes save now: all do or none, and so they stop.
+
+        Clocks differ, so the chief's counts. If a callback of any process stops the training, all
+        stop when they are next asked: one that left alone would leave the others waiting.
+        """
+        self._wants_end |= self.model.stop_training
+        self.model.stop_training = False
+        if not ask:
             return False
-        return self.engine.total(late and self.engine.is_chief) > 0
+        chief = late and self.engine.is_chief
+        found = self.engine.total(chief + 2 * self._wants_end)
+        self.model.stop_training = found >= 2
+        return found % 2 == 1
 
     def on_epoch_end(self, epoch, logs=None):
         """Adds a line to the record, and saves the state."""
@@ -157,6 +168,8 @@ class Keeper(keras.callbacks.Callback):
         }
         self.record.add(row)
         self._random = random_arrays()
+        if self.engine.processes > 1:
+            self._agree(False, ask=True)
         self._save()
 
     def _save(self):
