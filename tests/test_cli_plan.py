@@ -126,7 +126,6 @@ def test_other_families(capsys, model, backend):
         (["--devices", "8"], "pass --memory GIB"),
         (["--devices", "3xL4-24G"], "take 6 or 9"),
         (["--devices", "4xL4-24G", "--mesh", "2x1"], "as many places as there are devices, 4"),
-        (["--devices", "4xL4-24G", "--mesh", "2"], "must be DxM"),
         (["--memory", "-1"], "`memory` must be a positive number"),
         (["--model", "vit_z99"], "Unknown variant"),
         (["--set", "hiden_dim=3"], "hidden_dim"),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from keras_vit.cli.options import positive
@@ -56,12 +57,24 @@ def run(options: argparse.Namespace, work: Callable[[argparse.Namespace, Any], i
     asked = any(getattr(options, name) is not None for name in names) or options.shard_optimizer
     several = asked or distribution.is_one_of_several()
     scope = distribution.scope(
-        options.distribution or "data",
+        options.distribution,
         options.devices if several else 1,
         mesh=options.mesh,
         shard_optimizer=options.shard_optimizer,
         tpu=options.tpu,
     )
-    with scope as engine, open(os.devnull, "w") as nowhere:
-        with contextlib.nullcontext() if engine.is_chief else contextlib.redirect_stdout(nowhere):
+    with scope as engine:
+        with contextlib.nullcontext() if engine.is_chief else _silence():
             return work(options, engine)
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """No output and no notes, but for errors: what all processes would say, one says."""
+    with (
+        open(os.devnull, "w") as nowhere,
+        contextlib.redirect_stdout(nowhere),
+        warnings.catch_warnings(),
+    ):
+        warnings.filterwarnings("ignore", category=UserWarning, module=r"keras_vit(\.|$)")
+        yield

@@ -49,7 +49,7 @@ def _run(options: argparse.Namespace, engine) -> int:
     found: dict = {}
     text = ""
     if classes is not None:
-        logits, labels = predict_all(model, pipeline.dataset)
+        logits, labels = predict_all(model, pipeline.dataset, progress=engine.is_chief)
         names = known.get("class_names") or source.class_names
         result = metrics(logits, np.asarray(labels), names)
         found, text = result.to_dict(), result.text()

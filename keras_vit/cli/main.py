@@ -42,6 +42,11 @@ _OPTIONS = (
     (r'`on_bad="skip"`', "--on-bad skip"),
     (r'`crop="none"`', "crop=none"),
     (r"`skip`", "--skip"),
+    (r"\btake precision=", "take --precision "),
+    (r"\bdistribution='(\w+)'", r"--distribution \1"),
+    (r"`distribution`", "--distribution"),
+    (r"\bmesh=(\d+x\d+)", r"--mesh \1"),
+    (r"`mesh`", "--mesh"),
     (r"`resampling`", "--resampling"),
 )
 

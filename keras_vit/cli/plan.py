@@ -13,17 +13,19 @@ import math
 from typing import Any
 
 from keras_vit.cli import options as shared
+from keras_vit.cli.devices import mesh
 from keras_vit.engines.layouts import KINDS
 from keras_vit.planning.check import compile_step
 from keras_vit.planning.devices import GIB
 from keras_vit.planning.model import complete
 from keras_vit.planning.report import report
-from keras_vit.planning.setup import Setup, make, parse_devices, parse_mesh
+from keras_vit.planning.setup import Setup, make, parse_devices
 from keras_vit.planning.way import BACKENDS, PRECISIONS
 from keras_vit.recipe import OPTIMIZERS
 
 _OWN_OPTIONS = {
     "image_shape": "--image-size",
+    "image_size": "--image-size",
     "remat": "--remat",
     "dtype": "--precision",
 }
@@ -37,11 +39,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--memory", type=float, metavar="GIB", help="memory of a device, in GiB")
     parser.add_argument(
-        "--batch", type=shared.positive, default=128, metavar="N", help="images an update, in all"
+        "--batch",
+        type=shared.positive,
+        default=128,
+        metavar="N",
+        help="images an update, in all (128)",
     )
-    parser.add_argument("--distribution", choices=KINDS, default="data", help="what is cut")
     parser.add_argument(
-        "--mesh", metavar="DxM", help="devices along the batch x along the model, such as 4x2"
+        "--distribution", choices=KINDS, help="what is cut: data, unless --mesh cuts the model"
+    )
+    parser.add_argument(
+        "--mesh", type=mesh, metavar="BxM", help="devices along batch and model, such as 4x2"
     )
     parser.add_argument(
         "--shard-optimizer", action="store_true", help="cut the optimizer's state over replicas"
@@ -75,7 +83,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     # Not `backend`, which would have to be installed.
     parser.add_argument(
-        "--backend", dest="planned", choices=BACKENDS, default="jax", help="what trains the model"
+        "--backend",
+        dest="planned",
+        choices=BACKENDS,
+        default="jax",
+        help="what trains the model; for TensorFlow nothing is known",
     )
     parser.add_argument(
         "--mfu", type=float, metavar="PART", help="part of the peak that is reached; else measured"
@@ -122,7 +134,7 @@ def setup_of(options: argparse.Namespace) -> Setup:
         count,
         batch=options.batch,
         kind=options.distribution,
-        mesh=None if options.mesh is None else parse_mesh(options.mesh),
+        mesh=options.mesh,
         shard_optimizer=options.shard_optimizer,
         optimizer=options.optimizer,
         accumulate=options.accumulate,
@@ -172,7 +184,9 @@ def in_words(found: dict[str, Any]) -> str:
     if step["seconds"] is None:
         rows.append(("step", "unknown: the device has no peak in the table"))
     else:
-        rows.append(("step", f"{step['seconds']:.3f} s, {step['images_per_second']:,.0f} images/s"))
+        words = f"{step['seconds']:.3f} s, {step['images_per_second']:,.0f} images/s"
+        alone = found["devices"]["count"] == 1
+        rows.append(("step", words + ("" if alone else ", communication left out")))
     if found["run"]:
         rows.append(("run", _run_in_words(found["run"])))
     rows += [("paper", _paper_in_words(run)) for run in found["paper"]]
@@ -199,7 +213,8 @@ def _paper_in_words(run: dict[str, Any]) -> str:
         words.append(f"{run['core_days']:,} TPUv3-core-days")
     if run["here_exaflops"]:
         here = (
-            f"as many images here: {run['here_exaflops']:,.0f} exaFLOP ({run['ratio']:.2f} of it)"
+            f"as many images here: {run['here_exaflops']:,.0f} exaFLOP ({run['ratio']:.2f} of the "
+            "paper's count)"
         )
         days = run["here_device_days"]
         words.append(here + ("" if days is None else f", {days:,.1f} device-days"))

@@ -53,6 +53,9 @@ class Engine:
     # Whether each process' metrics are of its own part of the data.
     partial_metrics = False
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.description}>"
+
     @property
     def is_chief(self) -> bool:
         """Whether this process writes files and speaks."""

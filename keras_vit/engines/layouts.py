@@ -35,6 +35,23 @@ _OUTPUT_AXES: tuple[tuple[str, tuple[str, ...]], ...] = (
 _SMALLEST = 4096  # numbers; to gather less costs more than it saves
 
 
+def kind_of(kind: str | None, mesh: Sequence[int] | None) -> str:
+    """What is cut, where that is left to the mesh: with a second side above 1, the model.
+
+    Raises:
+        ValueError: if `kind` and the mesh contradict each other.
+    """
+    cuts = mesh is not None and mesh[1] > 1
+    if kind is None:
+        return "model" if cuts else "data"
+    if kind == "data" and mesh is not None and cuts:
+        raise ValueError(
+            "distribution='data' cuts along batches alone: leave `distribution` out, or take "
+            f"mesh={mesh[0] * mesh[1]}x1. Received: mesh={mesh[0]}x{mesh[1]}"
+        )
+    return kind
+
+
 def variable_axes(
     path: str,
     shape: Sequence[int],

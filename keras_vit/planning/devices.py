@@ -56,6 +56,7 @@ DEVICES: dict[str, Device] = {
         Device("V100-16G", 15.8, 125.0, 15.7, bfloat16=False),
         Device("V100-32G", 31.7, 125.0, 15.7, bfloat16=False),
         Device("L4-24G", 22.0, 121.0, 30.3),
+        Device("L40S-48G", 44.4, 362.0, 91.6),
         Device("T4-16G", 14.6, 65.0, 8.1, bfloat16=False),
         Device("A10G-24G", 22.0, 70.0, 35.0),
         Device("RTX4090-24G", 23.6, 165.2, 82.6),

@@ -58,8 +58,10 @@ def remedies(setup: Setup) -> list[Remedy]:
     """The changes that make a run fit which does not, each alone, then pairs; at most a few."""
     single = [Remedy(option, changed, memory(changed)) for option, changed in _changes(setup)]
     found = [remedy for remedy in single if _fits(remedy)]
-    if not found:
-        for first in single:
+    # Going with `--remat`, a few forward passes an update may do where else many are needed.
+    firsts = [remedy for remedy in single if not found or remedy.option == "--remat"]
+    for first in firsts:
+        if not _fits(first):
             for option, changed in _changes(first.setup):
                 remedy = Remedy(f"{first.option} {option}", changed, memory(changed))
                 if _fits(remedy) and not _seen(remedy, found):

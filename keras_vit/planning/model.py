@@ -70,11 +70,9 @@ def complete(name: str, **arguments: Any) -> Config:
     for key in arguments:
         if key not in known and key not in WITHOUT_EFFECT:
             names = arguments_of(variant.family)
-            near = difflib.get_close_matches(key, names) or names
-            raise ValueError(
-                f"{key!r} is no argument of {variant.name} that a plan knows. Expected one of "
-                f"{near}"
-            )
+            near = difflib.get_close_matches(key, names)
+            hint = f"Did you mean one of {near}?" if near else f"Expected one of {names}"
+            raise ValueError(f"{key!r} is no argument of {variant.name} that a plan knows. {hint}")
     given = {key: _checked(key, value) for key, value in arguments.items() if key in known}
     config = {**known, **variant.config(), **given}
     counted = {key: config[key] for key in (BIT_DEFAULTS if bit else VIT_DEFAULTS)}

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from keras_vit import _checks
-from keras_vit.engines.layouts import BATCH, KINDS, MODEL
+from keras_vit.engines.layouts import BATCH, KINDS, MODEL, kind_of
 from keras_vit.planning import devices
 from keras_vit.planning.devices import Device
 from keras_vit.planning.way import BACKENDS, PRECISIONS, Way
@@ -89,7 +88,7 @@ def make(
     count: int = 1,
     *,
     batch: int = 128,
-    kind: str = "data",
+    kind: str | None = None,
     mesh: tuple[int, int] | None = None,
     shard_optimizer: bool = False,
     optimizer: str = "adamw",
@@ -105,7 +104,7 @@ def make(
         device: one of the devices.
         count: how many there are.
         batch: images an update, on all devices together.
-        kind: "data", "model" or "fsdp".
+        kind: "data", "model" or "fsdp"; `None`: as `mesh` says, else "data".
         mesh: devices along "batch" and along "model"; `None`: all along the one that `kind` cuts.
         shard_optimizer: whether the optimizer's state is cut along "batch".
         optimizer: "adamw" or "sgd".
@@ -117,7 +116,8 @@ def make(
     Raises:
         ValueError: on values out of range, or that do not go together.
     """
-    _checks.choice("distribution", kind, KINDS)
+    _checks.choice("distribution", kind, (None, *KINDS))
+    kind = kind_of(kind, mesh)
     _checks.choice("precision", precision, PRECISIONS)
     _checks.choice("optimizer", optimizer, OPTIMIZERS)
     _checks.choice("backend", backend, BACKENDS)
@@ -142,11 +142,6 @@ def check(setup: Setup) -> None:
             f"`mesh` must have as many places as there are devices, {setup.count}. "
             f"Received: mesh={rows}x{columns}"
         )
-    if setup.kind == "data" and columns > 1:
-        raise ValueError(
-            "distribution='data' cuts along batches alone: take distribution='model' or 'fsdp', or "
-            f"mesh={setup.count}x1. Received: mesh={rows}x{columns}"
-        )
     one_device = setup.way.backend == "torch" and (setup.kind != "data" or setup.shard_optimizer)
     if one_device:
         raise ValueError(
@@ -156,7 +151,7 @@ def check(setup: Setup) -> None:
         )
     if setup.way.precision == "mixed_bfloat16" and not setup.device.bfloat16:
         raise ValueError(
-            f"{setup.device.name} does not compute in bfloat16: take the precision mixed_float16 "
+            f"{setup.device.name} does not compute in bfloat16: take precision=mixed_float16 "
             "or float32. Received: precision='mixed_bfloat16'"
         )
     if setup.batch % setup.step:
@@ -175,24 +170,6 @@ def check(setup: Setup) -> None:
             "Model parallelism cuts the attention by heads, so that the second side of `mesh` "
             f"must divide `num_heads`. Received: mesh={rows}x{columns}, num_heads={heads}"
         )
-
-
-def parse_mesh(text: str) -> tuple[int, int]:
-    """Reads a mesh.
-
-    Args:
-        text: such as "4x2": 4 along the batch, 2 along the model.
-
-    Raises:
-        ValueError: if that is not its form.
-    """
-    matched = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text.strip().lower())
-    if matched is None:
-        raise ValueError(
-            "`mesh` must be DxM: devices along the batch, devices along the model, such as 4x2. "
-            f"Received: mesh={text!r}"
-        )
-    return int(matched[1]), int(matched[2])
 
 
 def parse_devices(spec: str, gib: float | None = None) -> tuple[int, Device]:

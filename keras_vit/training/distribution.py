@@ -25,14 +25,14 @@ import keras
 from keras_vit import _checks
 from keras_vit.engines.engine import Engine, PeerLostError, current
 from keras_vit.engines.environment import whole_number
-from keras_vit.engines.layouts import KINDS
+from keras_vit.engines.layouts import KINDS, kind_of
 
 __all__ = ["Engine", "PeerLostError", "current", "is_one_of_several", "scope"]
 
 
 @contextlib.contextmanager
 def scope(
-    distribution: str = "data",
+    distribution: str | None = None,
     devices: int | None = None,
     *,
     mesh: tuple[int, int] | None = None,
@@ -45,7 +45,8 @@ def scope(
     Args:
         distribution: "data": each device has the whole model and a part of the batch. "model":
             attention and MLP are cut over devices (JAX). "fsdp": every large weight and its
-            optimizer state are cut along the batch's devices (JAX).
+            optimizer state are cut along the batch's devices (JAX). `None`: as `mesh` says,
+            else "data".
         devices: how many, in all processes; `None`: all there are.
         mesh: devices along the batch and along the model, such as `(4, 2)` (JAX).
         shard_optimizer: whether the optimizer's state is cut along the batch's devices though the
@@ -66,7 +67,7 @@ def scope(
             keras_vit.training.train(model, "pictures/", "finetune", "runs/a")
         ```
     """
-    _checks.choice("distribution", distribution, KINDS)
+    _checks.choice("distribution", distribution, (None, *KINDS))
     if devices is not None:
         _checks.positive_int("devices", devices)
     if mesh is not None:
@@ -79,7 +80,7 @@ def scope(
     if own and backend != "tensorflow":
         raise ValueError(f"{', '.join(own)} is TensorFlow's. Received: the {backend} backend")
     engine = import_module(f"keras_vit.engines.{backend}_engine").make(
-        distribution, devices, mesh, shard_optimizer, **own
+        kind_of(distribution, mesh), devices, mesh, shard_optimizer, **own
     )
     with engine.scope():
         yield engine

@@ -6,7 +6,7 @@ from keras_vit.planning import fitting, state
 from keras_vit.planning.devices import DEVICES, GIB, parse
 from keras_vit.planning.memory import memory
 from keras_vit.planning.model import complete
-from keras_vit.planning.setup import make, parse_mesh
+from keras_vit.planning.setup import make
 from keras_vit.planning.speed import block_flops, forward_flops, speed
 
 H100 = DEVICES["H100-80G"]
@@ -198,7 +198,7 @@ def test_devices_without_memory():
         ({"batch": 2}, r"take 4\. Received"),
         ({"batch": 12, "accumulate": 2}, r"multiple of 8 \(4 replicas x 2 accumulation"),
         ({"mesh": (2, 1)}, r"as many places as there are devices, 4"),
-        ({"mesh": (2, 2)}, r"'data' cuts along batches alone"),
+        ({"kind": "data", "mesh": (2, 2)}, r"'data' cuts along batches alone"),
         ({"kind": "model", "mesh": (1, 4), "config": {"num_heads": 6, "hidden_dim": 96}}, "heads"),
         ({"backend": "torch", "kind": "fsdp"}, r"PyTorch trains with distribution='data'"),
         ({"backend": "torch", "shard_optimizer": True}, r"take the backend 'jax'"),
@@ -214,9 +214,3 @@ def test_refusals(options, message):
     device = DEVICES[options.pop("device", "H100-80G")]
     with pytest.raises(ValueError, match=message):
         make(config, device, 4, **options)
-
-
-@pytest.mark.parametrize("text", ["4", "4x", "0x4", "4x2x1", "axb"])
-def test_bad_mesh(text):
-    with pytest.raises(ValueError, match="`mesh` must be DxM"):
-        parse_mesh(text)
