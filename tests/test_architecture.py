@@ -14,7 +14,9 @@ MAX_LINES = 400
 ROWS = [
     {"_checks": ()},
     {
-        **{name: () for name in ("variants", "recipe", "_deps", "_atomic", "_progress")},
+        **{
+            name: () for name in ("variants", "recipe", "_deps", "_atomic", "_progress", "_reading")
+        },
         "sincos": ("numpy",),
     },
     {

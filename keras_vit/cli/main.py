@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from keras_vit._deps import use_backend
+from keras_vit._reading import reason
 
 # The module in this package of each command -> its line in the help.
 COMMANDS = {
@@ -85,23 +86,15 @@ def main(argv: Sequence[str] | None = None) -> int:
                 _failed(str(error))
                 # The backends would wait for the lost process when this one ends in order.
                 os._exit(1)
-            reason = _reason(error)
-            if reason is None:
+            words = reason(error)
+            if words is None:
                 raise
-            return _failed(reason)
+            return _failed(words)
 
 
 def _failed(message: str) -> int:
     print(f"keras-vit: error: {in_options(message)}", file=sys.stderr)
     return 1
-
-
-def _reason(error: Exception) -> str | None:
-    """What tf.data wraps up in an error of its own; `None` if that is not what it is."""
-    if not type(error).__module__.startswith("tensorflow."):
-        return None
-    found = re.search(r"\b(?:ValueError|OSError|BadPicture): (.+)", str(error))
-    return found and found[1]
 
 
 def in_options(message: str) -> str:

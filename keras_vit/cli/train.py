@@ -139,7 +139,7 @@ def _run(options: argparse.Namespace, engine) -> int:
     from keras_vit.training import train
 
     recipe, arguments = settings.split(options.set, options.recipe)
-    engine.check_batch(recipe.batch_size // recipe.accumulation_steps)
+    engine.check_batch(recipe.batch_size, recipe.accumulation_steps)
     print(recipe)
     print(f"on {engine.description}")
     training, validation = open_splits(

@@ -10,8 +10,9 @@ from typing import Any
 import keras
 
 from keras_vit.engines.engine import Engine, current, is_in_scope
-from keras_vit.engines.environment import whole_number
+from keras_vit.engines.environment import processes
 
+_VARIABLES = "WORLD_SIZE (PyTorch), TF_CONFIG or KERAS_DISTRIBUTION_NUM_PROCESSES (JAX)"
 _DOOR = "keras_vit.training.distribution.scope"
 
 
@@ -24,7 +25,7 @@ def engine_for(model: keras.Model) -> Engine:
 def _tensorflow(model) -> Engine | None:
     strategy = getattr(model, "distribute_strategy", None)
     if strategy is None or strategy.num_replicas_in_sync == 1:
-        return None
+        return _unjoined(processes("tensorflow"))
     from keras_vit.engines import tensorflow_engine
 
     return tensorflow_engine.make("data", None, None, False, strategy=strategy)
@@ -33,34 +34,39 @@ def _tensorflow(model) -> Engine | None:
 def _jax(model) -> Engine | None:
     distribution = keras.distribution.distribution()
     if distribution is None:
-        return None
+        return _unjoined(processes("jax"))
     from keras_vit.engines import jax_engine
 
     return jax_engine.JaxEngine(distribution, type(distribution).__name__)
 
 
+def _torch(model) -> Engine | None:
+    # Looked up, not imported: a model on one device has no need of it.
+    distributed: Any = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return _unjoined(distributed.get_world_size())
+    return _unjoined(processes("torch"))
+
+
+def _unjoined(count: int) -> Engine | None:
+    return _Unjoined(count) if count > 1 else None
+
+
 class _Unjoined(Engine):
-    """One of several processes of PyTorch outside of a scope: it may do anything but train."""
+    """One of several processes outside of a scope: it may do anything but train."""
 
     def __init__(self, count: int):
         self.count = count
 
     def check_model(self, model):
         """See `Engine`."""
-        raise ValueError(
-            f"This is one of {self.count} processes, and each would train on its own: Keras does "
-            "not join their gradients, and a DistributedDataParallel around the model is passed by "
-            f"in `fit`. Build and fit the model inside `with {_DOOR}():`, or unset WORLD_SIZE."
+        also = {"torch": "; a DistributedDataParallel around the model is passed by in `fit`"}.get(
+            keras.backend.backend(), ""
         )
-
-
-def _torch(model) -> Engine | None:
-    # Looked up, not imported: a model on one device has no need of it.
-    distributed: Any = sys.modules.get("torch.distributed")
-    size = whole_number("WORLD_SIZE", default=1)
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        size = distributed.get_world_size()
-    return _Unjoined(size) if size > 1 else None
+        raise ValueError(
+            f"This is one of {self.count} processes, and each would train on its own{also}. Build "
+            f"and fit the model inside `with {_DOOR}():`, or unset {_VARIABLES}."
+        )
 
 
 _ADOPT = {"tensorflow": _tensorflow, "jax": _jax, "torch": _torch}

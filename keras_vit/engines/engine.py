@@ -67,14 +67,16 @@ class Engine:
         with in_scope(self):
             yield self
 
-    def check_batch(self, batch_size: int, name: str = "batch_size") -> None:
-        """Raises a ValueError unless every replica gets as many images of a global batch."""
-        if batch_size % self.replicas:
-            near = max(batch_size // self.replicas, 1) * self.replicas
+    def check_batch(self, batch_size: int, accumulation_steps: int = 1) -> None:
+        """Raises a ValueError unless every replica gets as many images in each forward pass."""
+        parts = self.replicas * accumulation_steps
+        if batch_size % parts:
+            near = max(batch_size // parts, 1) * parts
+            times = f" times accumulation_steps={accumulation_steps}"
             raise ValueError(
-                f"`{name}` must be a multiple of the {self.replicas} replicas of "
-                f"{self.description}: take {near} or {near + self.replicas}. "
-                f"Received: {name}={batch_size}"
+                f"`batch_size` must be a multiple of the {self.replicas} replicas of "
+                f"{self.description}{times if accumulation_steps > 1 else ''}: take {near} or "
+                f"{near + parts}. Received: batch_size={batch_size}"
             )
 
     def check_model(self, model: keras.Model) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,11 @@ def describe_run(model, recipe, feed, validation: str) -> dict[str, Any]:
         "data": data,
         "backend": keras.backend.backend(),
     }
+
+
+def digest(config: dict[str, Any]) -> int:
+    """A number of a run's description, below 2**32, that others hardly share."""
+    return zlib.crc32(json.dumps(config, sort_keys=True).encode())
 
 
 def check(folder: Path, config: dict[str, Any]) -> None:

@@ -14,8 +14,6 @@ Batch sizes are global ones. With several processes each runs the same program.
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
@@ -24,7 +22,7 @@ import keras
 
 from keras_vit import _checks
 from keras_vit.engines.engine import Engine, PeerLostError, current
-from keras_vit.engines.environment import whole_number
+from keras_vit.engines.environment import processes
 from keras_vit.engines.layouts import KINDS, kind_of
 
 __all__ = ["Engine", "PeerLostError", "current", "is_one_of_several", "scope"]
@@ -88,19 +86,4 @@ def scope(
 
 def is_one_of_several() -> bool:
     """Whether the environment says that this is one of several processes of the backend."""
-    return _COUNTS[keras.backend.backend()]() > 1
-
-
-def _count_of_cluster() -> int:
-    try:
-        cluster = json.loads(os.environ.get("TF_CONFIG") or "{}").get("cluster", {})
-        return sum(len(addresses) for addresses in cluster.values())
-    except (ValueError, AttributeError, TypeError):
-        return 2  # let the engine say what is wrong with it
-
-
-_COUNTS = {
-    "tensorflow": _count_of_cluster,
-    "jax": lambda: whole_number("KERAS_DISTRIBUTION_NUM_PROCESSES", default=1),
-    "torch": lambda: whole_number("WORLD_SIZE", default=1),
-}
+    return processes(keras.backend.backend()) > 1

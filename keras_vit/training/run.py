@@ -10,6 +10,7 @@ from typing import Any
 import keras
 
 from keras_vit import _checks
+from keras_vit._reading import plainly
 from keras_vit.engines.adoption import engine_for, entered
 from keras_vit.engines.engine import Engine
 from keras_vit.models.base import FlatModel, default_compilation
@@ -50,7 +51,8 @@ def train(
     """Trains a model by a recipe; with `output`, so that a killed run goes on where it was.
 
     Inside of `distribution.scope` it trains on several devices; batch sizes are global. Of several
-    processes all call it alike, with an `output` that they share, and the chief writes.
+    processes all call it alike, with an `output` that they share, and the chief writes; the
+    result's model is each process' own, to be trained no further inside of the scope.
 
     Weights, order, augmentation and dropout follow from the recipe's seed: seed the model's own
     initial weights by `set_seed(recipe.seed)` before building it. The same call with the same
@@ -122,14 +124,14 @@ def _train(
     _checks.positive_float("checkpoint_minutes", checkpoint_minutes)
     _checks.positive_int("keep", keep)
     _check_teacher(recipe, teacher)
-    engine.check_batch(recipe.batch_size // recipe.accumulation_steps)
+    engine.check_batch(recipe.batch_size, recipe.accumulation_steps)
     feed = _feed(data, recipe, model, options, engine)
     held_out = _validation(validation, data, recipe, model, options, engine)
-    described = {}
+    described = directory.describe_run(model, recipe, feed, held_out.words)
     if folder is not None:
-        described = directory.describe_run(model, recipe, feed, held_out.words)
         directory.check(folder, described)
-    engine.total(0)  # none writes before all have looked
+    # Besides, none writes before all have looked.
+    _check_same(engine, directory.digest(described))
 
     keras.utils.set_random_seed(recipe.seed)
     trainable = [layer.trainable for layer in model.layers]
@@ -192,6 +194,15 @@ def _check_teacher(recipe: Recipe, teacher) -> None:
         raise ValueError(
             "A `teacher` and a recipe with `distillation` go together. Received: "
             f"distillation={recipe.distillation!r}, teacher={teacher!r}"
+        )
+
+
+def _check_same(engine: Engine, digest: int) -> None:
+    """Raises a ValueError unless all processes were asked for the same run."""
+    if engine.total(digest) != engine.processes * digest:
+        raise ValueError(
+            f"The {engine.processes} processes were not given the same recipe, model and data: "
+            "run the same program, with the same arguments, in all of them."
         )
 
 
@@ -265,7 +276,7 @@ def _fit(trained, feed: Feed, plan: Plan, keeper: Keeper, held_out: Validation, 
     if keeper.position % plan.batches_per_epoch:
         keeper.metric_values = engine.arrays(trained.metrics_variables, summed=True)
     for first, end, batches in plan.segments(keeper.position):
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), plainly():
             # Said of every data set whose length Keras does not know, such as validation's.
             warnings.filterwarnings("ignore", "Your input ran out of data")
             trained.fit(
