@@ -244,7 +244,9 @@ class JaxEngine(Engine):
         """See `Engine`."""
         if self.processes == 1:
             return float(value)
-        return float(multihost_utils.process_allgather(np.float64(value)).sum())
+        # As bits, since JAX would round to float32.
+        bits = multihost_utils.process_allgather(np.array([value], "float64").view("uint32"))
+        return float(np.ascontiguousarray(bits).view("float64").sum())
 
     def predict(self, model, images):
         """See `Engine`."""

@@ -49,7 +49,7 @@ def test_a_batch_that_cannot_be_divided(found, name):
     ("name", "words"),
     [
         ("outside", "build it inside of the scope"),
-        ("batch of a recipe", "take 4 or 8. Received: batch_size=6"),
+        ("batch of a recipe", "times accumulation_steps=2: take 8 or 16. Received: batch_size=12"),
         ("too many", "9 devices were asked for, and there are 4"),
         ("mesh and devices", "has 2 devices. Received: devices=4"),
     ],
