@@ -148,7 +148,7 @@ def _train(
     _check_agreed(engine, note["position"], folder)
     feed.restore(note)
     engine.vary_random(trained)  # before the keeper takes note of the generators
-    if verbose and note["position"]:
+    if verbose and 0 < note["position"] < plan.total_batches:
         epoch, batch = divmod(note["position"], plan.batches_per_epoch)
         print(f"going on from batch {batch} of epoch {epoch + 1}/{plan.epochs}", flush=True)
     record = Record(folder if engine.is_chief else None, note["history"])
