@@ -34,7 +34,9 @@ def _tensorflow(model) -> Engine | None:
 def _jax(model) -> Engine | None:
     distribution = keras.distribution.distribution()
     if distribution is None:
-        return _unjoined(processes("jax"))
+        import jax
+
+        return _unjoined(max(processes("jax"), jax.process_count()))
     from keras_vit.engines import jax_engine
 
     return jax_engine.JaxEngine(distribution, type(distribution).__name__)

@@ -117,11 +117,10 @@ def load_state(path: Path, model: keras.Model, engine: Engine | None = None) -> 
         note = read_note(path, store.metadata)
         variables = dict(_variables(model))
         expected = variables.keys() | random_arrays().keys()
-        # A machine may have another number of GPUs, with a generator each.
-        named = {_without_devices(name) for name in expected}
-        if {_without_devices(name) for name in store.entries} != named:
-            missing = sorted(expected - store.entries.keys())
-            unknown = sorted(store.entries.keys() - expected)
+        # A machine may have other GPUs, or none, with a generator each.
+        missing = sorted(filter(_is_shared, expected - store.entries.keys()))
+        unknown = sorted(filter(_is_shared, store.entries.keys() - expected))
+        if missing or unknown:
             raise CheckpointError(
                 f"{path} is of another model, optimizer or backend: it lacks {missing[:5]}, and "
                 f"has {unknown[:5]} that this run does not know."
@@ -141,8 +140,9 @@ def load_state(path: Path, model: keras.Model, engine: Engine | None = None) -> 
     return note
 
 
-def _without_devices(name: str) -> str:
-    return "" if name.startswith("random/cuda_") else name
+def _is_shared(name: str) -> bool:
+    """Whether every machine has this."""
+    return not name.startswith("random/cuda_")
 
 
 def read_note(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:

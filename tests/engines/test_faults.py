@@ -8,10 +8,13 @@ from pathlib import Path
 
 import harness
 import keras
+import numpy as np
 import pytest
 from engines import test_runs, train_run
 
 from keras_vit import training
+from keras_vit.training import state
+from keras_vit.training.randomness import random_arrays
 
 RECIPE = {
     **train_run.RECIPE,
@@ -67,6 +70,45 @@ def test_one_process_that_stops_the_training_stops_all(tmp_path):
     for process in range(2):
         found = json.loads((tmp_path / f"{process}.json").read_text())
         assert found == [1, 6]  # when all are asked, both leave the first of two epochs
+
+
+@pytest.mark.parametrize("where", ["saved", "loaded"])
+def test_a_state_of_a_machine_with_other_gpus(tmp_path, monkeypatch, where):
+    """Each GPU has a random generator, which must not decide whether a state can be read."""
+
+    def with_a_gpu():
+        return {**random_arrays(), "random/cuda_0": np.zeros(3, "uint8")}
+
+    def model():
+        found = train_run.build()
+        found.compile(training.SGD(0.1), "sparse_categorical_crossentropy")
+        found.optimizer.build(found.trainable_variables)
+        return found
+
+    saved, path = model(), tmp_path / "state.safetensors"
+    with monkeypatch.context() as patched:
+        if where == "saved":
+            patched.setattr(state, "random_arrays", with_a_gpu)
+        state.save_state(path, saved, {"position": 3})
+    if where == "loaded":
+        monkeypatch.setattr(state, "random_arrays", with_a_gpu)
+    loaded = model()
+    loaded.get_layer("head").kernel.assign(np.zeros((64, train_run.CLASSES)))
+    assert state.load_state(path, loaded) == {"position": 3}
+    np.testing.assert_array_equal(
+        harness.numpy(loaded.get_layer("head").kernel),
+        harness.numpy(saved.get_layer("head").kernel),
+    )
+
+
+@pytest.mark.skipif(harness.BACKEND != "jax", reason="jax.distributed")
+def test_joined_processes_outside_of_a_scope_do_not_train(monkeypatch):
+    import jax
+
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    images, labels = train_run.pictures(4, 0)
+    with pytest.raises(ValueError, match="one of 2 processes, and each would train on its own"):
+        train_run.build().fit(images, labels, verbose=0)
 
 
 @pytest.mark.skipif(harness.BACKEND != "jax", reason="the environment of JAX")
