@@ -108,6 +108,21 @@ def optional(module: str, extra: str, purpose: str) -> ModuleType:
         ) from error
 
 
+def require(module: str, extra: str, purpose: str) -> None:
+    """Checks that a package is there that another process, or later code, will import.
+
+    Args:
+        module: its name, such as `"tensorflow"`.
+        extra: as in `optional`.
+        purpose: as in `optional`.
+
+    Raises:
+        ImportError: if it is not installed; the message says what to install.
+    """
+    if not _installed(module):
+        raise ImportError(f"{purpose} needs {module}, which is not installed: {_install(extra)}.")
+
+
 def _install(extra: str) -> str:
     return f'pip install "{DISTRIBUTION}[{extra}]"'
 

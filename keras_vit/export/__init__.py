@@ -1,0 +1,1 @@
+"""Models leave: SavedModel for TF Serving, TFLite, ONNX, OpenVINO, each proven equal."""
