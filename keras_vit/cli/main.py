@@ -19,6 +19,7 @@ COMMANDS = {
     "evaluate": "measure a model on labelled pictures",
     "predict": "name what pictures show",
     "convert": "write a checkpoint in another project's format",
+    "export": "write a model for TF Serving, TFLite, ONNX or OpenVINO, and verify it",
     "describe": "say what a checkpoint holds, and whether it would load",
     "benchmark": "measure how fast things are here",
     "plan": "say what training will need: memory, arithmetic, time",
@@ -49,6 +50,7 @@ _OPTIONS = (
     (r"\bmesh=(\d+x\d+)", r"--mesh \1"),
     (r"`mesh`", "--mesh"),
     (r"`resampling`", "--resampling"),
+    (r"\bpass overwrite=True", "pass --overwrite"),
 )
 
 

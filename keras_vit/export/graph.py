@@ -21,7 +21,7 @@ def run_task(
     outputs: Sequence[str],
     arguments: dict[str, Any],
 ) -> Any:
-    """Writes a plain SavedModel to a temporary folder and calls `on_graph` on it; see `with_graph`."""
+    """Has `on_graph` work on a plain SavedModel in a temporary folder; see `with_graph`."""
     with tempfile.TemporaryDirectory(prefix="keras-vit-graph-") as name:
         folder = Path(name) / "graph"
         write_plain(exportable(model), serving, folder, batch_size, outputs)
