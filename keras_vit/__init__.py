@@ -56,12 +56,12 @@ if not _deps.runs_command():
     from keras_vit.variants import list_variants
 
 if TYPE_CHECKING:
-    from keras_vit import checkpoints, data, evaluation, inspection
+    from keras_vit import checkpoints, data, evaluation, export, inspection
 
 __version__ = "0.1.0"
 
 # Imported when first touched: they bring packages that a mere model does not need.
-_LAZY = ("checkpoints", "data", "evaluation", "inspection")
+_LAZY = ("checkpoints", "data", "evaluation", "export", "inspection")
 
 __all__ = [
     "BiTR50x1",
@@ -108,6 +108,7 @@ __all__ = [
     "count_params",
     "data",
     "evaluation",
+    "export",
     "inspection",
     "layers",
     "list_pretrained",
