@@ -1,15 +1,14 @@
 """Files' bytes become pictures inside a TensorFlow graph, as `keras_vit.data` makes them.
 
-JPEG and PNG. The pixels equal those of `keras_vit.data.read_images`, with these exceptions:
+JPEG and PNG. The pixels equal those of `keras_vit.data.read_images` to the bit, but for this:
 
-- GIF, BMP and WebP are refused.
-- CMYK JPEGs may differ by 1 before they are resized: TensorFlow's conversion to RGB cuts where
-  Pillow's rounds.
-- Orientation is read from EXIF and XMP as they come from cameras and editors, not from a PNG's
-  compressed text chunks.
-- PNGs with a wrong checksum of their pixels are refused; those with one in their metadata are not.
+- GIF, BMP and WebP are refused, and so is a PNG with a side of more than 65,535.
+- CMYK JPEGs may differ by 1: TensorFlow's conversion to RGB cuts where Pillow's rounds.
+- Orientation is not looked for in a PNG's compressed text chunks.
+- Damage: a PNG whose pixels have a wrong checksum, or that lacks its end, is refused here; one with
+  a wrong checksum in its metadata is refused there. A damaged JPEG that both decode may differ.
 
-Nothing in a graph can catch an error, but a `tf.data` pipeline can leave elements out that raise
+Nothing in a graph can catch an error, but a `tf.data` pipeline can leave out elements that raise
 one. So the batch is decoded by a pipeline inside of the function, which also decodes in parallel.
 What it has left out is named.
 """
@@ -23,6 +22,8 @@ from keras_vit.export.resizing_graph import resample
 
 # `keras_vit.data.decoding.MAX_PIXELS`, whose import needs Pillow.
 MAX_PIXELS = 89_478_485
+# JPEG's own limit. A longer PNG could be a small file, and take gigabytes of weights to resize.
+MAX_SIDE = 65_535
 _EXPECTED = "expected the bytes of a JPEG or PNG file"
 _EMPTY, _UNKNOWN, _HEADER, _LARGE, _DAMAGED, _SIZE = range(1, 7)
 # Adobe's marker of a CMYK JPEG, which has inverted inks: TensorFlow needs it to know.
@@ -36,7 +37,7 @@ def _reasons(serving: Any) -> list[str]:
         f"is empty; {_EXPECTED}",
         f"is no picture; {_EXPECTED}",
         f"has a damaged header; {_EXPECTED}",
-        f"declares more than {MAX_PIXELS:,} pixels",
+        f"declares more than {MAX_PIXELS:,} pixels, or a side of more than {MAX_SIDE:,}",
         f"is damaged or truncated; {_EXPECTED}",
         f"is of another size; expected height {height}, width {width}",
     ]
@@ -64,7 +65,7 @@ def _reason(data: Any, header: dict[str, Any], serving: Any) -> Any:
         (tf.equal(tf.strings.length(data), 0), _EMPTY),
         (tf.equal(header["format"], 0), _UNKNOWN),
         (tf.equal(width * height, 0) | ~known, _HEADER),
-        (width * height > MAX_PIXELS, _LARGE),
+        ((width * height > MAX_PIXELS) | (tf.maximum(width, height) > MAX_SIDE), _LARGE),
     ]
     if serving.crop == "none":
         other = tf.not_equal(height, serving.image_shape[0])
@@ -107,7 +108,7 @@ def _ratio(width: Any, height: Any, box: tuple[Any, ...], serving: Any) -> Any:
 
 
 def _over_white(pixels: Any, alpha: Any) -> Any:
-    """Pillow's `alpha_composite` over opaque white: 7 more binary places, then a shift for / 255."""
+    """Pillow's `alpha_composite` over opaque white: 7 more binary places, a shift for / 255."""
     import tensorflow as tf
 
     pixels, alpha = tf.cast(pixels, tf.int32), tf.cast(alpha, tf.int32)

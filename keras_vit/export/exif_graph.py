@@ -57,9 +57,14 @@ def tiff_number(data: Any, tag: int) -> tuple[Any, Any, Any]:
     table = [_SIZES.get(kind, 0) for kind in range(max(_SIZES) + 2)]
     widths = tf.gather(tf.constant(table, tf.int64), tf.clip_by_value(kinds, 0, len(table) - 1))
     places = read(fields[:, 8:12])
-    inline = counts * widths <= 4
-    whole = inline | (places + counts * widths <= size(data))
-    hits = tf.equal(read(fields[:, :2]), tag) & (widths > 0) & (counts > 0) & whole
+    lengths = counts * widths
+    inline = lengths <= 4
+    # Values that together cannot be in the data are passed over; one that points out of it ends
+    # the directory.
+    fit = inline | (tf.cumsum(tf.where(inline, tf.zeros_like(lengths), lengths)) <= size(data))
+    broken = ~inline & fit & (places + lengths > size(data))
+    alive = tf.equal(tf.cumsum(tf.cast(broken, tf.int32)), 0)
+    hits = tf.equal(read(fields[:, :2]), tag) & (lengths > 0) & fit & alive
     row = tf.argmax(tf.cast(hits, tf.int32))
     raw = tf.where(inline[row], fields[row, 8:12], octets(data, places[row], 4))
     kind = kinds[row]
