@@ -14,6 +14,7 @@ from keras_vit.evaluation.batches import batches, count_batches
 
 IMAGES = 128  # beyond that the ranges hardly change
 LOOKED_AT = 2048  # of a stream whose length nobody knows
+_NOTHING = -1e30
 
 
 def calibration_images(data: Any, image_shape: tuple[int, ...], pixels: bool = True, count=IMAGES):
@@ -158,7 +159,10 @@ def activation_ranges(
 def _widen(found: dict[str, dict], name: str, values: np.ndarray) -> None:
     if not values.size:
         return
-    low, high = (np.reshape(v, (1,) * values.ndim) for v in (values.min(), values.max()))
+    rank = values.ndim
+    if values.min() < _NOTHING:  # what pads the input of a maximum: the least integer will do
+        values = values[values >= _NOTHING]
+    low, high = (np.reshape(v, (1,) * rank) for v in (values.min(), values.max()))
     if name in found:
         low, high = np.minimum(low, found[name]["min"]), np.maximum(high, found[name]["max"])
     found[name] = {"min": low, "max": high}

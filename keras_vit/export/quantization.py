@@ -15,8 +15,8 @@ from keras_vit.export import tflite_graph
 SIGNATURE = "serving_default"
 # The quantizer's algorithms.
 _ROUNDING, _CASTING, _NOTHING = "min_max_uniform_quantize", "float_casting", "no_quantize"
-# What may stay float32 in a file of integers, by the operators that it is made of. A classifier's
-# last layer has no kind of its own.
+# What may stay float32 in a file of integers, by the operators that it is made of. The products
+# that embed patches, and those of the classifier, have no kind of their own.
 GROUPS = {
     "softmax": ("SOFTMAX",),
     "activation": ("GELU", "LOGISTIC", "TANH", "HARD_SWISH"),
@@ -26,9 +26,11 @@ GROUPS = {
         *("RSQRT", "SQRT", "MAXIMUM", "BROADCAST_TO"),
     ),
     "attention": ("BATCH_MATMUL",),
+    "stem": (),
     "head": (),
 }
-FLOAT_OPS = ("softmax", "activation", "arithmetic", "head")
+# What computes; other operators move values, whatever their type.
+_WORKING = (*tflite_graph.WEIGHTED, *(kind for kinds in GROUPS.values() for kind in kinds))
 
 
 @dataclass(frozen=True)
@@ -40,12 +42,14 @@ class Quantization:
         activations: bits of activations that are fixed beforehand; `None`: float32, or rounded
             as they come.
         algorithm: the quantizer's.
+        float_ops: groups whose activations stay float32 by default.
         io: dtypes that inputs and outputs may have, the first by default.
     """
 
     weights: int
     activations: int | None = None
     algorithm: str = _ROUNDING
+    float_ops: tuple[str, ...] = ()
     io: tuple[str, ...] = ("float32",)
 
     @property
@@ -57,8 +61,15 @@ class Quantization:
 QUANTIZATIONS = {
     "float16": Quantization(16, algorithm=_CASTING),
     "dynamic": Quantization(8),
-    "int8": Quantization(8, 8, io=("float32", "int8", "uint8")),
-    "int16x8": Quantization(8, 16, io=("float32", "int16")),
+    "int8": Quantization(
+        8,
+        8,
+        float_ops=("softmax", "activation", "arithmetic", "stem", "head"),
+        io=("float32", "int8", "uint8"),
+    ),
+    "int16x8": Quantization(
+        8, 16, float_ops=("softmax", "activation", "arithmetic"), io=("float32", "int16")
+    ),
 }
 
 
@@ -80,7 +91,7 @@ def check(quantize: Any, float_ops: Any, io_dtype: Any) -> tuple[str, ...]:
     way = QUANTIZATIONS.get(quantize, Quantization(32))
     _checks.choice("io_dtype", io_dtype, way.io)
     if float_ops is None:
-        return FLOAT_OPS if way.is_static else ()
+        return way.float_ops
     if not way.is_static:
         static = [name for name, each in QUANTIZATIONS.items() if each.is_static]
         raise ValueError(
@@ -96,36 +107,57 @@ def check(quantize: Any, float_ops: Any, io_dtype: Any) -> tuple[str, ...]:
     return tuple(float_ops)
 
 
+def float_scopes(model: Any, float_ops: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Scopes of the operators of a float32 `ModelT` whose activations stay float32.
+
+    Args:
+        model: not touched.
+        float_ops: groups out of `GROUPS`.
+
+    Returns:
+        Those that have weights, and the others.
+    """
+    every = tflite_graph.operators(model)
+    kept = {kind for group in float_ops for kind in GROUPS[group]}
+    weighted = set()
+    if "stem" in float_ops:
+        weighted |= {each.scope for each in tflite_graph.stems(model)}
+    names = {name for names in tflite_graph.output_positions(model) for name, _ in names}
+    if "head" in float_ops and names != {"features"}:
+        weighted |= {each.scope for each in tflite_graph.heads(model)}
+    others = {each.scope for each in every if each.kind in kept}
+    others.update(tflite_graph.idle(model, _WORKING, others | weighted))
+    return sorted(weighted), sorted(others)
+
+
 def recipe(
     quantize: str,
-    float_ops: Iterable[str] = (),
+    floats: tuple[Sequence[str], Sequence[str]] = ((), ()),
     io_dtype: str = "float32",
-    heads: Sequence[str] = (),
     only: Sequence[str] | None = None,
 ) -> list[dict[str, Any]]:
     """The quantizer's recipe: rules of which the last that fits an operator counts.
 
     Args:
         quantize: a key of `QUANTIZATIONS`.
-        float_ops: groups that stay float32.
+        floats: of `float_scopes`. The weights of those that have some get 8 bits nevertheless.
         io_dtype: dtype of inputs and outputs.
-        heads: scopes of the classifier's operators.
         only: scopes of the operators to quantise; `None` for all.
     """
     way = QUANTIZATIONS[quantize]
     everywhere = ".*" if only is None else _any_of(only)
     rules = [_rule(way, everywhere)]
-    if not way.is_static:
-        return rules
     if way.activations == 8:
         # XNNPACK as TensorFlow 2.21 has it computes 8-bit products of two activations wrongly
         # unless the second one's zero point is 0.
         rules.append(_rule(way, everywhere, "BATCH_MATMUL", symmetric=True))
-    for operation in (kind for group in float_ops for kind in GROUPS[group]):
-        rules.append(_float(".*", operation))
-    if "head" in float_ops and heads:
-        rules.append(_float(_any_of(heads)))
-    for operation in ("INPUT", "OUTPUT"):
+    weighted, others = floats
+    if others:
+        rules.append(_float(_any_of(others)))
+    weighted = [scope for scope in weighted if only is None or scope in only]
+    if weighted:
+        rules.append(_rule(QUANTIZATIONS["dynamic"], _any_of(weighted)))
+    for operation in ("INPUT", "OUTPUT") if way.is_static else ():
         # The quantizer sorts rules by the first of their expression: this one is new.
         if io_dtype == "float32":
             rules.append(_float("", operation))
@@ -200,13 +232,25 @@ def quantised(
     module = _deps.optional("ai_edge_quantizer.quantizer", "export", "Quantising TFLite models")
     model = tflite_graph.parse(content)
     positions = tflite_graph.output_positions(model)
-    has_head = any(name != "features" for names in positions for name, _ in names)
-    heads = [each.scope for each in tflite_graph.heads(model)] if has_head else []
-    rules = recipe(quantize, float_ops, io_dtype, heads, only)
+    weighted, others = float_scopes(model, float_ops)
+    if QUANTIZATIONS[quantize].activations != 8:
+        others = sorted({*others, *tflite_graph.of_constants(model)})
+    rules = recipe(quantize, (weighted, others), io_dtype, only)
     # It has a progress bar for each stage, and not all of them can be switched off.
     with redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):
         quantizer = module.Quantizer(content, rules)
         found = quantizer.quantize(ranges if QUANTIZATIONS[quantize].is_static else None)
     made = tflite_graph.parse(found.quantized_model)
     tflite_graph.mend_signatures(made, positions)
+    if not float_ops and QUANTIZATIONS[quantize].is_static and only is None:
+        _check_integers(made)
     return tflite_graph.serialise(made)
+
+
+def _check_integers(model: Any) -> None:
+    left = sorted({each.kind for each in tflite_graph.operators(model) if each.is_float})
+    if left:
+        raise ValueError(
+            "`float_ops=()` asks for integers everywhere, and the model has operators without an "
+            f"integer form: {', '.join(left)}. Leave `float_ops` None."
+        )

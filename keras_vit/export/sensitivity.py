@@ -20,8 +20,8 @@ from keras_vit.export.preparation import serving_of
 
 # Parts by the names of their layers, the first that an operator's scope has; TensorFlow may put
 # a number after a name.
-_BLOCK = re.compile(r"encoder_block_(\d+?)(?:_\d+)?/(attention|mlp)?")
-_STAGE = re.compile(r"/((?:stem_)?stage_?\d+)")
+_BLOCK = re.compile(r"encoder_block_(\d+)(?:_\d+)?/(attention|mlp)?")
+_UNIT = re.compile(r"/((?:stem_)?block\d+_unit\d+)(?:_\d+)?/")
 _STEM = ("rescaling", "stem", "root", "patches", "patch_encoder", "pre_norm", "position_embedding")
 EVERYTHING = "everything"
 
@@ -31,7 +31,8 @@ class PartLoss:
     """What quantising one part costs.
 
     Attributes:
-        part: "stem", "block 0 attention", "block 0 mlp", ..., "head", or "everything".
+        part: "stem", "block 0 attention", "block 0 mlp", ..., "head", or "everything"; residual
+            units of a ResNet by their names.
         operators: operators that were quantised.
         max_difference: greatest |difference| to the float32 logits.
         mean_difference: mean |difference|.
@@ -146,9 +147,8 @@ def measure(
     compared, way = np.load(images), quantization.QUANTIZATIONS[quantize]
     content, ranges = tflite.converted(graph), None
     if way.is_static:
-        squares = way.activations == 16
         content, ranges = tflite.prepared(
-            content, np.load(calibration), float_ops, squares, value_range
+            content, quantize, np.load(calibration), float_ops, value_range
         )
     expected = _logits(content, compared)
     found = []
@@ -187,8 +187,8 @@ def part_of(scope: str) -> str:
     if block := _BLOCK.search(scope):
         kind = block[2] or ("attention" if "/add;" in scope else "mlp")
         return f"block {block[1]} {kind}"
-    if stage := _STAGE.search(scope):
-        return stage[1]
+    if unit := _UNIT.search(scope):
+        return unit[1]
     if any(f"/{name}" in scope for name in _STEM):
         return "stem"
     return "head"

@@ -133,9 +133,8 @@ def convert(
     if quantize is not None:
         ranges = None
         if calibration is not None:
-            squares = quantization.QUANTIZATIONS[quantize].activations == 16
             content, ranges = prepared(
-                content, np.load(calibration), float_ops, squares, value_range
+                content, quantize, np.load(calibration), float_ops, value_range
             )
         content = quantization.quantised(content, quantize, ranges, float_ops, io_dtype)
     tflite_graph.check_builtin(tflite_graph.parse(content))
@@ -159,15 +158,16 @@ def converted(graph: Path) -> bytes:
 
 def prepared(
     content: bytes,
+    quantize: str,
     images: np.ndarray,
     float_ops: Sequence[str],
-    squares: bool,
     value_range: Sequence[float],
 ) -> tuple[bytes, dict[str, dict]]:
     """A float32 file ready for static quantisation, and the ranges of its values."""
     if "arithmetic" not in float_ops:
         model = tflite_graph.parse(content)
-        tflite_graph.make_integer_ready(model, squares)
+        bits = quantization.QUANTIZATIONS[quantize].activations or 0
+        tflite_graph.make_integer_ready(model, bits)
         content = tflite_graph.serialise(model)
     return content, activation_ranges(content, images, value_range)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -112,19 +112,79 @@ def check_builtin(model: Any) -> None:
 
 def heads(model: Any) -> list[Operator]:
     """The last products with weights on the way to each output: the classifier's."""
-    found, graph = [], model.subgraphs[0]
-    source = {index: each for each in operators(model) for index in each.outputs}
-    waiting, seen = list(graph.outputs), set()
+    graph, every = model.subgraphs[0], operators(model)
+    source = {index: each for each in every for index in each.outputs}
+    return _nearest_products(graph.outputs, lambda index: [source[index]], lambda op: op.inputs)
+
+
+def stems(model: Any) -> list[Operator]:
+    """The first products with weights on the way from each input: what embeds the patches."""
+    readers: dict[int, list[Operator]] = {}
+    for each in operators(model):
+        for index in each.inputs:
+            readers.setdefault(index, []).append(each)
+    return _nearest_products(
+        model.subgraphs[0].inputs, lambda index: readers[index], lambda op: op.outputs
+    )
+
+
+def _nearest_products(start: Iterable[int], neighbours: Any, onward: Any) -> list[Operator]:
+    """The first of `WEIGHTED` that are met on each way through the graph."""
+    found, waiting, seen = [], [int(index) for index in start], set()
     while waiting:
-        each = source.get(int(waiting.pop()))
-        if each is None or each.scope in seen:
+        try:
+            reached = neighbours(waiting.pop())
+        except KeyError:  # a constant, or an end of the graph
             continue
-        seen.add(each.scope)
-        if each.kind in WEIGHTED:
-            found.append(each)
-        else:
-            waiting.extend(each.inputs)
+        for each in reached:
+            if each.scope in seen:
+                continue
+            seen.add(each.scope)
+            if each.kind in WEIGHTED:
+                found.append(each)
+            else:
+                waiting.extend(onward(each))
     return found
+
+
+def of_constants(model: Any) -> list[str]:
+    """Scopes of products of two activations of which the first is a constant after all.
+
+    It would become a weight, and no kernel takes weights first.
+    """
+    graph = model.subgraphs[0]
+    return [
+        each.scope
+        for each in operators(model)
+        if each.kind == "BATCH_MATMUL" and _is_constant(model, graph, each.inputs[0])
+    ]
+
+
+def idle(model: Any, working: Collection[str], floats: Collection[str]) -> list[str]:
+    """Scopes of operators that only move values, between others that compute in float32.
+
+    To quantise those would cost accuracy and gain nothing.
+
+    Args:
+        model: a float32 `ModelT`.
+        working: kinds of operators that compute.
+        floats: scopes of those that stay float32.
+    """
+    every = operators(model)
+    movers = [each for each in every if each.kind not in working]
+    groups = {each.scope: {each.scope} for each in movers}  # those that are connected
+    busy = set()
+    ends = {index: each for each in every for index in each.outputs}
+    for each in every:
+        for other in (ends[index] for index in each.inputs if index in ends):
+            pair = [one for one in (each, other) if one.scope in groups]
+            if len(pair) == 2 and groups[each.scope] is not groups[other.scope]:
+                groups[each.scope] |= groups[other.scope]
+                for scope in groups[other.scope]:
+                    groups[scope] = groups[each.scope]
+            elif len(pair) == 1 and (other if pair[0] is each else each).scope not in floats:
+                busy.add(pair[0].scope)
+    return [each.scope for each in movers if not groups[each.scope] & busy]
 
 
 def output_positions(model: Any) -> list[list[tuple[str, int]]]:
@@ -157,53 +217,93 @@ def _outputs(model: Any, signature: Any) -> list[int]:
     return [int(index) for index in model.subgraphs[signature.subgraphIndex].outputs]
 
 
-def make_integer_ready(model: Any, squares: bool) -> None:
+def make_integer_ready(model: Any, bits: int) -> None:
     """Writes operators that have no integer form as ones that have, in place.
-
-    Keras' LayerNormalization has a NEG, which becomes a product with -1. Where there are no
-    16-bit squared differences, those become a difference and its square.
 
     Args:
         model: a float32 `ModelT`.
-        squares: whether to rewrite squared differences too.
+        bits: of activations. There are no 16-bit squared differences, and a constant first
+            operand would get 8 bits beside a second one of 16.
     """
     for subgraph in model.subgraphs:
         rewritten = []
         for operator in subgraph.operators:
-            kind = _operator(model, subgraph, operator).kind
+            kind, inputs = _operator(model, subgraph, operator).kind, list(operator.inputs)
             if kind == "NEG":
-                minus = _constant(model, subgraph, f"minus_one_{operator.outputs[0]}", -1.0)
-                _become(model, operator, "MUL", [operator.inputs[0], minus])
-            elif kind == "SQUARED_DIFFERENCE" and squares:
-                rewritten.append(_difference(model, subgraph, operator))
-                between = rewritten[-1].outputs[0]
+                _become(model, operator, "MUL", [inputs[0], _number(model, subgraph, -1.0)])
+            elif kind == "SQUARE":
+                _become(model, operator, "MUL", [inputs[0], inputs[0]])
+            elif kind == "EXPAND_DIMS":
+                shape = _shape(subgraph.tensors[operator.outputs[0]])
+                wanted = _constant(model, subgraph, np.asarray(shape, "int32"))
+                _become(model, operator, "RESHAPE", [inputs[0], wanted])
+            elif kind == "SQUARED_DIFFERENCE" and bits == 16:
+                between = _like(subgraph, operator.outputs[0])
+                rewritten.append(_made(model, "SUB", inputs, between))
                 _become(model, operator, "MUL", [between, between])
+            elif kind == "BATCH_MATMUL" and bits == 16 and _is_constant(model, subgraph, inputs[0]):
+                moving = _like(subgraph, inputs[0])
+                factors = [inputs[0], _number(model, subgraph, 1.0)]
+                rewritten.append(_made(model, "MUL", factors, moving))
+                operator.inputs = [moving, inputs[1]]
             rewritten.append(operator)
         subgraph.operators = rewritten
 
 
-def _difference(model: Any, subgraph: Any, operator: Any) -> Any:
-    """A SUB of the operator's inputs, into a new tensor like its output."""
-    types = schema()
-    old = subgraph.tensors[operator.outputs[0]]
-    new = types.TensorT()
-    for field, value in vars(old).items():
-        setattr(new, field, value)
-    new.name, new.buffer = old.name + b"_difference", 0
-    subgraph.tensors.append(new)
-    made = types.OperatorT()
-    made.outputs = [len(subgraph.tensors) - 1]
-    _become(model, made, "SUB", list(operator.inputs))
-    return made
+def _made(model: Any, kind: str, inputs: list[int], output: int) -> Any:
+    """A new operator, that no subgraph has yet."""
+    operator = schema().OperatorT()
+    operator.outputs = [output]
+    _become(model, operator, kind, inputs)
+    return operator
 
 
 def _become(model: Any, operator: Any, kind: str, inputs: list[int]) -> None:
     types = schema()
-    options = {"MUL": ("MulOptions", types.MulOptionsT), "SUB": ("SubOptions", types.SubOptionsT)}
-    name, make = options[kind]
+    options = {"MUL": "MulOptions", "SUB": "SubOptions", "RESHAPE": "ReshapeOptions"}[kind]
     operator.opcodeIndex = _code(model, kind)
-    operator.builtinOptionsType = getattr(types.BuiltinOptions, name)
-    operator.builtinOptions, operator.inputs = make(), inputs
+    operator.builtinOptionsType = getattr(types.BuiltinOptions, options)
+    operator.builtinOptions = getattr(types, f"{options}T")()
+    operator.inputs = inputs
+
+
+def _like(subgraph: Any, index: int) -> int:
+    """The index of a new tensor like another one, with a name of its own and no values."""
+    new, count = schema().TensorT(), len(subgraph.tensors)
+    for field, value in vars(subgraph.tensors[index]).items():
+        setattr(new, field, value)
+    new.name, new.buffer = new.name + f"_made_{count}".encode(), 0
+    subgraph.tensors.append(new)
+    return count
+
+
+def _number(model: Any, subgraph: Any, value: float) -> int:
+    return _constant(model, subgraph, np.asarray([value], "float32"))
+
+
+def _constant(model: Any, subgraph: Any, values: np.ndarray) -> int:
+    """The index of a new tensor with these values."""
+    buffer, tensor = schema().BufferT(), schema().TensorT()
+    buffer.data = np.frombuffer(values.tobytes(), np.uint8)
+    model.buffers.append(buffer)
+    tensor.name, tensor.buffer = (
+        f"constant_made_{len(subgraph.tensors)}".encode(),
+        len(model.buffers) - 1,
+    )
+    tensor.shape = list(values.shape)
+    tensor.type = getattr(schema().TensorType, values.dtype.name.upper())
+    subgraph.tensors.append(tensor)
+    return len(subgraph.tensors) - 1
+
+
+def _is_constant(model: Any, subgraph: Any, index: int) -> bool:
+    return model.buffers[subgraph.tensors[index].buffer].data is not None
+
+
+def _shape(tensor: Any) -> list[int]:
+    """A tensor's shape, -1 where it depends on the batch."""
+    known = tensor.shapeSignature
+    return [int(side) for side in (tensor.shape if known is None else known)]
 
 
 def _code(model: Any, kind: str) -> int:
@@ -218,22 +318,6 @@ def _code(model: Any, kind: str) -> int:
     code.version = 1
     model.operatorCodes.append(code)
     return len(model.operatorCodes) - 1
-
-
-def _constant(model: Any, subgraph: Any, name: str, value: float) -> int:
-    types = schema()
-    buffer, tensor = types.BufferT(), types.TensorT()
-    buffer.data = np.frombuffer(np.float32(value).tobytes(), np.uint8)
-    model.buffers.append(buffer)
-    tensor.name, tensor.buffer = name.encode(), len(model.buffers) - 1
-    tensor.shape, tensor.type = [1], types.TensorType.FLOAT32
-    subgraph.tensors.append(tensor)
-    return len(subgraph.tensors) - 1
-
-
-def float_kinds(found: Iterable[Operator]) -> Iterator[str]:
-    """The kinds of those operators that compute in floating point, each once, sorted."""
-    yield from sorted({each.kind for each in found if each.is_float})
 
 
 @cache
