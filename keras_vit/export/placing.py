@@ -11,6 +11,7 @@ from typing import Any
 
 from keras_vit import _checks
 from keras_vit._atomic import umask
+from keras_vit.export.folders import refuse_existing
 
 
 def target(path: Any, suffix: str, overwrite: bool) -> Path:
@@ -22,19 +23,16 @@ def target(path: Any, suffix: str, overwrite: bool) -> Path:
         overwrite: whether a file may be there already.
 
     Raises:
-        ValueError: if the path has another ending, or its directory is missing.
+        ValueError: if the path has another ending, or is a directory.
         FileExistsError: if there is a file and `overwrite` is False.
     """
     _checks.boolean("overwrite", overwrite)
     if not isinstance(path, str | os.PathLike) or Path(os.fsdecode(path)).suffix != suffix:
         raise ValueError(f"`path` must end in {suffix}. Received: path={path!r}")
     path = Path(os.fsdecode(path))
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        raise ValueError(f"`path` must be a file in a directory that exists. Received: {path}")
-    if path.exists() and not overwrite:
-        raise FileExistsError(
-            f"{path} exists. Pass overwrite=True to replace it, or choose another path."
-        )
+    if path.is_dir():
+        raise ValueError(f"`path` must be a file; {path} is a directory.")
+    refuse_existing(path, overwrite)
     return path
 
 
@@ -43,7 +41,8 @@ def placing(path: Path, companions: Sequence[str]) -> Iterator[Path]:
     """Gives a directory to write in; what it then holds moves beside and to `path`.
 
     Args:
-        path: the artifact's main file, without which the others are nothing.
+        path: the artifact's main file, without which the others are nothing; directories above
+            it are made.
         companions: suffixes of the names of other files that it may have: `path.name` less its
             own suffix, and this.
 
@@ -52,6 +51,7 @@ def placing(path: Path, companions: Sequence[str]) -> Iterator[Path]:
         be, take their places, `path` the last, and companions of an older artifact go. Whatever
         is raised, the old artifact is as it was.
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{path.stem[:40]}-", dir=path.parent) as name:
         folder = Path(name)
         yield folder
