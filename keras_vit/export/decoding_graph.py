@@ -3,7 +3,7 @@
 JPEG and PNG. The pixels equal those of `keras_vit.data.read_images` to the bit, but for this:
 
 - GIF, BMP and WebP are refused, and so is a PNG with a side of more than 65,535.
-- CMYK JPEGs may differ by 1: TensorFlow's conversion to RGB cuts where Pillow's rounds.
+- CMYK JPEGs may differ by a level or two: TensorFlow's conversion to RGB cuts, Pillow's rounds.
 - Orientation is not looked for in a PNG's compressed text chunks.
 - Damage: a PNG whose pixels have a wrong checksum, or that lacks its end, is refused here; one with
   a wrong checksum in its metadata is refused there. A damaged JPEG that both decode may differ.
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from keras_vit.export.header_graph import JPEG, NAMES, read_header
+from keras_vit.export.header_graph import FIELDS, JPEG, read_header
 from keras_vit.export.resizing_graph import resample
 
 # `keras_vit.data.decoding.MAX_PIXELS`, whose import needs Pillow.
@@ -238,7 +238,8 @@ def _decode_images(image_bytes: Any, serving: Any) -> Any:
         header = read_header(data)
         return {**header, "reason": _reason(data, header, serving)}
 
-    specs = {name: tf.TensorSpec((), dtype) for name, dtype in _specs().items()}
+    specs = {name: tf.TensorSpec((), dtype) for name, (dtype, _) in FIELDS.items()}
+    specs["reason"] = tf.TensorSpec((), tf.int32)
     headers = tf.map_fn(examine, image_bytes, fn_output_signature=specs)
 
     def decoded(index, data, header):
@@ -265,12 +266,3 @@ def _decode_images(image_bytes: Any, serving: Any) -> Any:
     sound = tf.debugging.Assert(tf.equal(tf.size(missing), 0), [message], name="image_bytes")
     with tf.control_dependencies([sound]):
         return tf.ensure_shape(pixels, (None, *serving.image_shape))
-
-
-def _specs() -> dict[str, str]:
-    from keras_vit.export import header_graph
-
-    return {
-        **{name: header_graph._FIELDS[name][0] for name in NAMES},
-        "reason": "int32",
-    }

@@ -22,8 +22,8 @@ _FRAMES = tuple(code for code in range(0xC0, 0xD0) if code not in (0xC4, 0xC8, 0
 # Markers that no length follows; 0 is no marker, but a byte of data.
 _ALONE = (0x00, 0x01, *range(0xD0, 0xDA))
 
-# name -> (dtype, value that stands for "not found").
-_FIELDS = {
+# What is read: name -> (dtype, value that stands for "not found").
+FIELDS = {
     "width": ("int64", 0),
     "height": ("int64", 0),
     "orientation": ("int64", 1),
@@ -37,13 +37,12 @@ _FIELDS = {
     "transparency": ("string", ""),
     "format": ("int64", 0),
 }
-NAMES = tuple(_FIELDS)
 
 
 def _none() -> dict[str, Any]:
     import tensorflow as tf
 
-    return {name: tf.constant(value, dtype) for name, (dtype, value) in _FIELDS.items()}
+    return {name: tf.constant(value, dtype) for name, (dtype, value) in FIELDS.items()}
 
 
 def _among(value: Any, options: tuple[int, ...]) -> Any:
@@ -186,7 +185,7 @@ def read_header(data: Any) -> dict[str, Any]:
         data: scalar string, the file.
 
     Returns:
-        Scalars by name, `NAMES`: width and height as stored (0 if they are not found), EXIF's
+        Scalars by name, `FIELDS`: width and height as stored (0 if they are not found), EXIF's
         orientation, format (`JPEG`, `PNG` or 0), and what decoding has to know.
     """
     import tensorflow as tf
