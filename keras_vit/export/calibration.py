@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 
 from keras_vit import _checks, _deps
 from keras_vit.evaluation.batches import batches, count_batches
+from keras_vit.export import tflite_graph
 
 IMAGES = 128  # beyond that the ranges hardly change
 LOOKED_AT = 2048  # of a stream whose length nobody knows
@@ -128,22 +130,23 @@ def activation_ranges(
         value_range: of the input, whatever the images have of it.
 
     Returns:
-        name of tensor -> `{"min": array, "max": array}`, of shape `(1,) * rank`.
+        name of tensor, constants left out -> `{"min": array, "max": array}`, of shape `(1,) * rank`.
     """
     module = _deps.optional("ai_edge_litert.interpreter", "export", "Quantising TFLite models")
-    interpreter = module.Interpreter(
-        model_content=content,
-        experimental_preserve_all_tensors=True,
-        # Unlike the default it does not warn that keeping all tensors is meant for debugging.
-        experimental_op_resolver_type=module.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
-    )
+    with warnings.catch_warnings():
+        # It warns that keeping all tensors takes memory.
+        warnings.simplefilter("ignore")
+        interpreter = module.Interpreter(
+            model_content=content, experimental_preserve_all_tensors=True
+        )
     source = interpreter.get_input_details()[0]
     interpreter.resize_tensor_input(source["index"], (1, *images.shape[1:]))
     interpreter.allocate_tensors()
+    # A range of a weight as a whole would take the place of its channels' own.
     names = {
-        details["index"]: details["name"]
-        for details in interpreter.get_tensor_details()
-        if details["dtype"] == np.float32 and details["name"]
+        index: name
+        for index, name in tflite_graph.variables(tflite_graph.parse(content)).items()
+        if name
     }
     found: dict[str, dict] = {}
     for image in images:

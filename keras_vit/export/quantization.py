@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -237,7 +238,8 @@ def quantised(
         others = sorted({*others, *tflite_graph.of_constants(model)})
     rules = recipe(quantize, (weighted, others), io_dtype, only)
     # It has a progress bar for each stage, and not all of them can be switched off.
-    with redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):
+    with redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         quantizer = module.Quantizer(content, rules)
         found = quantizer.quantize(ranges if QUANTIZATIONS[quantize].is_static else None)
     made = tflite_graph.parse(found.quantized_model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
@@ -153,7 +154,18 @@ def converted(graph: Path) -> bytes:
             str(graph), signature_keys=[quantization.SIGNATURE]
         )
         converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]
-        return converter.convert()
+        try:
+            return converter.convert()
+        except Exception as error:  # of a class that is not public
+            raise _explained(error) from error
+
+
+def _explained(error: Exception) -> Exception:
+    """What a failed conversion comes to: its messages are pages of compiler output."""
+    text = str(error)
+    if names := re.findall(r"^(?:Custom|TF Select|Flex) ops: (.+)$", text, re.MULTILINE):
+        return tflite_graph.not_builtin(names)
+    return ValueError(f"TFLite's converter cannot read the model: {text[:1000]}")
 
 
 def prepared(

@@ -104,10 +104,25 @@ def check_builtin(model: Any) -> None:
     """Raises a ValueError that names the operators which plain TFLite runtimes do not have."""
     foreign = sorted({found.kind for found in operators(model) if not found.builtin})
     if foreign:
-        raise ValueError(
-            "The model does not convert to TFLite's builtin operators: "
-            f"{', '.join(foreign)} would need another runtime. Replace the layers that make them."
-        )
+        raise not_builtin(foreign)
+
+
+def not_builtin(names: Iterable[str]) -> ValueError:
+    """The error for a model that needs other operators, of these names."""
+    return ValueError(
+        "The model does not convert to TFLite's builtin operators, the only ones that all runtimes "
+        f"have: replace the layers that make {', '.join(names)}."
+    )
+
+
+def variables(model: Any) -> dict[int, str]:
+    """The float32 tensors of the first subgraph that are no constants: their names by index."""
+    subgraph, float32 = model.subgraphs[0], schema().TensorType.FLOAT32
+    return {
+        index: _text(tensor.name)
+        for index, tensor in enumerate(subgraph.tensors)
+        if tensor.type == float32 and not _is_constant(model, subgraph, index)
+    }
 
 
 def heads(model: Any) -> list[Operator]:
