@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,9 +109,10 @@ class Run:
             return None
         if self.status == "failed":
             return f"{self.runtime}: {self.message}"
-        found = []
-        # A comparison with NaN is false, hence `not ... <=`.
-        if self.bound is not None and not (self.difference or 0.0) <= self.bound:
+        found, difference = [], self.difference or 0.0
+        if not math.isfinite(difference):
+            found.append("gives values that are not finite")
+        elif self.bound is not None and difference > self.bound:
             found.append(f"differs by {self.difference:.2e} at most, allowed are {self.bound:.2e}")
         if self.agreement is not None and self.least_agreement is not None:
             if not self.agreement >= self.least_agreement:

@@ -90,6 +90,8 @@ def verify(
     _checks.positive_float("timeout", timeout)
     _checks.positive_float("seconds", seconds)
     serving = serving_of(model)
+    if labels is not None and serving.num_classes is None:
+        raise ValueError("`labels` need a model with a head.")
     pixels, labels, source = _images(images, labels, serving.image_shape)
     if signature != "serving_default":
         pixels = np.round(pixels)  # what other signatures take
@@ -287,7 +289,7 @@ def _output(outputs: dict[str, np.ndarray], expected: np.ndarray, path: Path) ->
 def _compare(name, found, values, expected, labels, given: Bounds, latency: Latency) -> Run:
     usual = BOUNDS[found["precision"]]
     bound = given.tolerance
-    if bound is None and usual.tolerance is not None and given.agreement is None:
+    if bound is None and usual.tolerance is not None:
         bound = usual.tolerance * (max(1.0, float(expected.std())) if usual.scaled else 1.0)
     classes = values.ndim == 2
     same = float(np.mean(values.argmax(-1) == expected.argmax(-1))) if classes else None
