@@ -24,23 +24,26 @@ from keras_vit.export.resizing_graph import resample
 MAX_PIXELS = 89_478_485
 # JPEG's own limit. A longer PNG could be a small file, and take gigabytes of weights to resize.
 MAX_SIDE = 65_535
-_EXPECTED = "expected the bytes of a JPEG or PNG file"
 _EMPTY, _UNKNOWN, _HEADER, _LARGE, _DAMAGED, _SIZE = range(1, 7)
 # Adobe's marker of a CMYK JPEG, which has inverted inks: TensorFlow needs it to know.
 _ADOBE = b"\xff\xee\x00\x0eAdobe\x00\x64\x00\x00\x00\x00\x00"
 
 
-def _reasons(serving: Any) -> list[str]:
+_REASONS = (
+    "",
+    "is empty",
+    "is no JPEG or PNG",
+    "has a damaged header",
+    f"declares more than {MAX_PIXELS:,} pixels or a side of more than {MAX_SIDE:,}",
+    "is damaged or truncated",
+    "is of another size",
+)
+
+
+def _expected(serving: Any) -> str:
     height, width = serving.image_shape[:2]
-    return [
-        "",
-        f"is empty; {_EXPECTED}",
-        f"is no picture; {_EXPECTED}",
-        f"has a damaged header; {_EXPECTED}",
-        f"declares more than {MAX_PIXELS:,} pixels, or a side of more than {MAX_SIDE:,}",
-        f"is damaged or truncated; {_EXPECTED}",
-        f"is of another size; expected height {height}, width {width}",
-    ]
+    size = f", of height {height} and width {width}" if serving.crop == "none" else ""
+    return f". Expected: the bytes of JPEG or PNG files{size}"
 
 
 def _upright_size(header: dict[str, Any]) -> tuple[Any, Any]:
@@ -52,7 +55,7 @@ def _upright_size(header: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def _reason(data: Any, header: dict[str, Any], serving: Any) -> Any:
-    """Index into `_reasons`; 0 if the header is sound."""
+    """Index into `_REASONS`; 0 if the header is sound."""
     import tensorflow as tf
 
     width, height = _upright_size(header)
@@ -260,9 +263,9 @@ def _decode_images(image_bytes: Any, serving: Any) -> Any:
     code = tf.gather(headers["reason"], missing)
     code = tf.where(tf.equal(code, 0), _DAMAGED, code)
     entries = tf.strings.join(
-        ["image_bytes[", tf.strings.as_string(missing), "] ", tf.gather(_reasons(serving), code)]
+        ["image_bytes[", tf.strings.as_string(missing), "] ", tf.gather(_REASONS, code)]
     )
-    message = tf.strings.reduce_join(entries, separator="; ")
+    message = tf.strings.reduce_join(entries, separator="; ") + _expected(serving)
     sound = tf.debugging.Assert(tf.equal(tf.size(missing), 0), [message], name="image_bytes")
     with tf.control_dependencies([sound]):
         return tf.ensure_shape(pixels, (None, *serving.image_shape))
