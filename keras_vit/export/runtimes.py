@@ -301,7 +301,7 @@ def _forbid(*names):
 
 
 def _tensorflow(threads):
-    _forbid("keras", "tf_keras")
+    _forbid("keras", "tf_keras", "jax")  # JAX only takes time and memory
     import tensorflow as tf
 
     tf.config.set_visible_devices([], "GPU")

@@ -11,6 +11,7 @@ import pytest
 import keras_vit
 from keras_vit import _deps
 from keras_vit.export.onnx import OPSETS, to_onnx
+from keras_vit.export.verify import verify
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed")
 ort = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
@@ -291,3 +292,6 @@ def test_from_this_backend(tmp_path):
     np.testing.assert_allclose(run(path)["logits"], expected, atol=5e-5)
     assert json.loads(metadata(path)["class_names"]) == list("abcdefg")
     assert [file.name for file in tmp_path.iterdir()] == ["model.onnx"]
+    found = verify(path, model, IMAGES, repeats=3)
+    assert found.backend == harness.BACKEND and not found.failures
+    assert found.runs[0].difference == pytest.approx(np.abs(run(path)["logits"] - expected).max())
