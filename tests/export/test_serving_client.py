@@ -198,3 +198,21 @@ def test_the_example_runs(tmp_path):
     script = ROOT / "examples" / "serving_client.py"
     printed = harness.run_interpreter(script, "--smoke", folder=tmp_path)
     assert "a stand-in for TF Serving, --rest" in printed and "picture_2.jpg: " in printed
+
+
+@pytest.mark.slow
+def test_tensorflows_own_tool_runs_it(server, pictures, tmp_path):
+    """`saved_model_cli run`, on files as bytes."""
+    files = [path.read_bytes() for path in pictures]
+    np.save(tmp_path / "files.npy", np.array(files))
+    printed = harness.run_interpreter(
+        *("-m", "tensorflow.python.tools.saved_model_cli", "run", "--tag_set", "serve"),
+        *("--dir", Path(server.folder, "1"), "--signature_def", "serve_bytes"),
+        *("--inputs", f"image_bytes={tmp_path / 'files.npy'}", "--outdir", tmp_path),
+    )
+    assert "Result for output key classes" in printed
+    import tensorflow as tf
+
+    answer = server.loaded.signatures["serve_bytes"](image_bytes=tf.constant(files))
+    logits = np.load(tmp_path / "logits.npy")
+    np.testing.assert_allclose(logits, answer["logits"], rtol=1e-5, atol=1e-5)
