@@ -193,11 +193,13 @@ def test_the_load_test_reports(monkeypatch, capsys, server, tmp_path):
         assert f"| {figures['protocol']} | 3 | 1 | {figures['requests_per_second']} |" in printed
 
 
-@pytest.mark.slow
-def test_the_example_runs(tmp_path):
-    script = ROOT / "examples" / "serving_client.py"
-    printed = harness.run_interpreter(script, "--smoke", folder=tmp_path)
+def test_the_example_runs(monkeypatch, capsys, server):
+    """Its --smoke, on the model that is exported already."""
+    monkeypatch.setattr(stand_in, "export_tiny", lambda folder: server.folder)
+    code, printed, error = run(monkeypatch, capsys, "--smoke")
+    assert code == 0
     assert "a stand-in for TF Serving, --rest" in printed and "picture_2.jpg: " in printed
+    assert "no_picture.jpg is no JPEG or PNG" in error
 
 
 @pytest.mark.slow
