@@ -19,7 +19,13 @@ LOOKED_AT = 2048  # of a stream whose length nobody knows
 _NOTHING = -1e30
 
 
-def calibration_images(data: Any, image_shape: tuple[int, ...], pixels: bool = True, count=IMAGES):
+def calibration_images(
+    data: Any,
+    image_shape: tuple[int, ...],
+    pixels: bool = True,
+    count: int = IMAGES,
+    argument: str = "calibration",
+) -> np.ndarray:
     """Picks images spread over data.
 
     Args:
@@ -29,6 +35,7 @@ def calibration_images(data: Any, image_shape: tuple[int, ...], pixels: bool = T
         pixels: whether it takes pixels 0..255.
         count: how many to pick at most. Of a stream without a known length they are spread over
             its first 2,048.
+        argument: what `data` is called where it comes from, for errors.
 
     Returns:
         `(at most count, height, width, channels)`, float32.
@@ -39,35 +46,35 @@ def calibration_images(data: Any, image_shape: tuple[int, ...], pixels: bool = T
     count = _checks.positive_int("calibration_size", count)
     if getattr(data, "training", False) is True and hasattr(data, "dataset"):
         raise ValueError(
-            "`calibration` must be pictures as the model will see them, without augmentation: "
+            f"`{argument}` must be pictures as the model will see them, without augmentation: "
             "make the Pipeline with training=False."
         )
     data = getattr(data, "dataset", data)
-    chosen = list(_spread(data, count))
+    chosen = list(_spread(data, count, argument))
     if not chosen:
-        raise ValueError("`calibration` holds no image: give some 100 typical pictures.")
+        raise ValueError(f"`{argument}` holds no image: give some 100 typical pictures.")
     for images in chosen:
         if images.shape != tuple(image_shape):
             raise ValueError(
-                f"`calibration` must hold images of shape {tuple(image_shape)}, in batches, as the "
+                f"`{argument}` must hold images of shape {tuple(image_shape)}, in batches, as the "
                 f"model takes them. Received: an image of shape {images.shape}"
             )
     found = np.stack(chosen)
     if found.dtype.kind not in "fiu":
-        raise ValueError(f"`calibration` must hold numbers. Received: dtype={found.dtype}")
+        raise ValueError(f"`{argument}` must hold numbers. Received: dtype={found.dtype}")
     found = found.astype("float32")
-    _check_values(found, pixels)
+    _check_values(found, pixels, argument)
     return found
 
 
-def _spread(data: Any, count: int) -> Iterator[np.ndarray]:
+def _spread(data: Any, count: int, argument: str) -> Iterator[np.ndarray]:
     """Single images, spread over arrays, over batches, or over the beginning of a stream."""
     if isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], np.ndarray):
         data = data[0]
     if isinstance(data, np.ndarray):
         if data.ndim != 4:
             raise ValueError(
-                "`calibration` must be images (n, height, width, channels). "
+                f"`{argument}` must be images (n, height, width, channels). "
                 f"Received: an array of shape {data.shape}"
             )
         yield from data[_evenly(len(data), count)]
@@ -101,20 +108,20 @@ def _evenly(length: int, count: int) -> np.ndarray:
     return np.unique(np.linspace(0, length - 1, min(length, count)).round().astype(int))
 
 
-def _check_values(images: np.ndarray, pixels: bool) -> None:
+def _check_values(images: np.ndarray, pixels: bool, argument: str) -> None:
     low, high = float(images.min()), float(images.max())
     if not (math.isfinite(low) and math.isfinite(high)):
-        raise ValueError("`calibration` holds values that are not finite numbers.")
+        raise ValueError(f"`{argument}` holds values that are not finite numbers.")
     if not pixels:  # the model has no scaling of its own, and any range may be right
         return
     if low < 0 or high > 255:
         raise ValueError(
-            "`calibration` must hold pixels 0..255, which the model scales itself. "
+            f"`{argument}` must hold pixels 0..255, which the model scales itself. "
             f"Received: values from {low:g} to {high:g}"
         )
     if high <= 1:
         raise ValueError(
-            "`calibration` must hold pixels 0..255, which the model scales itself, and these look "
+            f"`{argument}` must hold pixels 0..255, which the model scales itself, and these look "
             f"like shares of 1: multiply them by 255. Received: values from {low:g} to {high:g}"
         )
 
@@ -130,7 +137,7 @@ def activation_ranges(
         value_range: of the input, whatever the images have of it.
 
     Returns:
-        name of tensor, constants left out -> `{"min": array, "max": array}`, of shape `(1,) * rank`.
+        name of tensor -> `{"min": array, "max": array}`, of shape `(1,) * rank`; without constants.
     """
     module = _deps.optional("ai_edge_litert.interpreter", "export", "Quantising TFLite models")
     with warnings.catch_warnings():

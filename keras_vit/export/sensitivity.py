@@ -14,7 +14,7 @@ import numpy as np
 
 from keras_vit import _checks, _deps
 from keras_vit.export import quantization, tflite, tflite_graph
-from keras_vit.export.calibration import IMAGES, calibration_images, save_images
+from keras_vit.export.calibration import IMAGES, LOOKED_AT, calibration_images, save_images
 from keras_vit.export.isolation import with_graph
 from keras_vit.export.preparation import serving_of
 
@@ -80,7 +80,7 @@ class Sensitivity:
 
 def sensitivity(
     model: keras.Model,
-    images: np.ndarray,
+    images: Any,
     calibration: Any = None,
     quantize: str = "int8",
     *,
@@ -91,7 +91,7 @@ def sensitivity(
 
     Args:
         model: see `to_tflite`.
-        images: `(n, height, width, channels)`, pixels 0..255, to compare on.
+        images: to compare on, 2,048 of them at most, given as calibration is.
         calibration: as in `to_tflite`; `None`: `images`.
         quantize: as in `to_tflite`.
         float_ops: as in `to_tflite`.
@@ -114,9 +114,10 @@ def sensitivity(
     serving = serving_of(model)
     _checks.positive_int("calibration_size", calibration_size)
     _deps.require("ai_edge_quantizer", "export", "Quantising TFLite models")
-    compared = calibration_images(images, serving.image_shape, serving.pixels, len(images))
-    given = images if calibration is None else calibration
-    chosen = calibration_images(given, serving.image_shape, serving.pixels, calibration_size)
+    takes = serving.image_shape, serving.pixels
+    compared = calibration_images(images, *takes, LOOKED_AT, "images")
+    given = compared if calibration is None else calibration
+    chosen = calibration_images(given, *takes, calibration_size)
     with tempfile.TemporaryDirectory(prefix="keras-vit-tflite-") as name:
         folders = [Path(name) / part for part in ("compared", "chosen")]
         for folder in folders:
