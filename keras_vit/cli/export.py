@@ -10,6 +10,7 @@ or on made-up pictures. If it differs too much, nothing is left of it, and the s
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from keras_vit.cli import options as shared
 # Format -> the options that it alone takes, as Python names them.
 FORMATS = {
     "saved_model": ("probabilities", "interpolation", "top", "max_batch_size"),
-    "tflite": ("quantize", "fixed_batch"),
+    "tflite": ("quantize", "fixed_batch", "float_ops", "io_dtype"),
     "onnx": ("opset", "fixed_batch", "probabilities"),
     "openvino": ("fixed_batch", "probabilities"),
 }
@@ -67,6 +68,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     own.add_argument(
         "--calibration", metavar="DATA", help="tflite int8: as --images (by default half of those)"
     )
+    own.add_argument(
+        "--float-ops",
+        nargs="*",
+        metavar="GROUP",
+        help="tflite int8: what stays float: softmax, activation, arithmetic, attention, head; "
+        "no GROUP: nothing, for hardware without floating point",
+    )
+    own.add_argument("--io-dtype", metavar="DTYPE", help="tflite int8: of input and output")
     own.add_argument("--fixed-batch", type=shared.positive, metavar="N", help="not SavedModel")
     own.add_argument("--opset", type=shared.positive, metavar="N", help="onnx")
     own.add_argument("--probabilities", choices=PROBABILITIES, help="what makes them of logits")
@@ -134,6 +143,7 @@ def run(options: argparse.Namespace) -> int:
         text = f"wrote {target}, {shared.megabytes(shared.bytes_on_disk(path))}"
         if not options.no_verify:
             result = _verify(options, path, model, images, labels)
+            result = dataclasses.replace(result, artifact=str(target))
             found["verification"], text = result.to_dict(), f"{result.text()}\n{text}"
             failures = result.failures
             if failures:
