@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +127,7 @@ def _check_values(images: np.ndarray, pixels: bool, argument: str) -> None:
 
 
 def activation_ranges(
-    content: bytes, images: np.ndarray, value_range: tuple[float, float]
+    content: bytes, images: np.ndarray, value_range: Sequence[float]
 ) -> dict[str, dict]:
     """The least and the greatest value of each tensor, over images.
 

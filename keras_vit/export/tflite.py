@@ -65,8 +65,11 @@ def to_tflite(
             they are resized.
         output: `"logits"` or `"probabilities"`.
         float_ops: what stays float32 in a file of integers, out of "softmax", "activation"
-            (GELU), "arithmetic" (LayerNorm, residuals), "attention" (its products) and "head";
-            `None`: all but the attention; `()`: nothing, for hardware without floating point.
+            (GELU), "arithmetic" (LayerNorm, residuals), "attention" (its products), "stem" (the
+            patches' embedding) and "head"; the weights of these have 8 bits still. `None`: all
+            of them for `"int8"`, which leaves the other products with weights, and the first
+            three for `"int16x8"`; `()`: nothing, for hardware without floating point, at a cost
+            in accuracy.
         io_dtype: dtype of input and output; also "int8" and "uint8" for `"int8"`, and "int16" for
             `"int16x8"`. Their scales are in the file.
         class_names: see `to_saved_model`.
