@@ -1,4 +1,4 @@
-"""ONNX files, by tf2onnx from the plain SavedModel."""
+"""ONNX files, by tf2onnx from TensorFlow's graph of the model."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import keras
-import numpy as np
 
 from keras_vit import _checks, _deps
 from keras_vit.export.description import describe
-from keras_vit.export.isolation import with_graph
+from keras_vit.export.graph import computation
+from keras_vit.export.isolation import under_tensorflow
 from keras_vit.export.onnx_rewriting import REWRITERS
+from keras_vit.export.onnx_weights import insert_weights
 from keras_vit.export.placing import placing, target
-from keras_vit.export.preparation import serving_of
+from keras_vit.export.preparation import Serving, exportable, serving_of
 
 # tf2onnx 1.17 writes up to 18; below 13 its operators differ from those that are tested.
 OPSETS = range(13, 19)
@@ -30,6 +30,7 @@ EXTERNAL_ABOVE = 1_900_000_000
 _EXTERNAL_TENSOR = 1024  # bytes of the smallest tensor that goes there
 
 _TASK = "keras_vit.export.onnx:convert"
+_OUTPUTS = ("logits", "probabilities")  # where there is a head
 
 
 def to_onnx(
@@ -83,48 +84,50 @@ def to_onnx(
     for module in ("onnx", "tf2onnx"):
         _deps.require(module, "onnx", "Writing ONNX")
     with placing(place, (".onnx.data",)) as folder:
-        with_graph(
+        under_tensorflow(
             model,
             _TASK,
             serving,
-            batch_size=batch_size,
             path=str(folder / place.name),
             opset=int(opset),
-            metadata=describe(serving),
+            batch_size=batch_size,
             external_above=external_above,
         )
     return place
 
 
 def convert(
-    graph: Path, *, path: str, opset: int, metadata: dict[str, str], external_above: int
-) -> dict[str, Any]:
-    """Writes a plain SavedModel as ONNX; called by `isolation.with_graph`.
+    model: keras.Model,
+    serving: Serving,
+    *,
+    path: str,
+    opset: int = OPSET,
+    batch_size: int | None = None,
+    external_above: int = EXTERNAL_ABOVE,
+) -> None:
+    """Writes a model as ONNX, where Keras runs on TensorFlow; for `isolation.under_tensorflow`.
+
+    The weights stay out of TensorFlow's graph, as arguments of its function: inside it, they
+    would be copied dozens of times, and end at 2 GB.
 
     Args:
-        graph: directory of the SavedModel, of the signature `serving_default` alone.
+        model: see `preparation.exportable`.
+        serving: of the model.
         path: the file to write.
         opset: see `to_onnx`.
-        metadata: of the file, see `describe`.
+        batch_size: see `to_onnx`.
         external_above: see `to_onnx`.
-
-    Returns:
-        `opset`, `external` (whether weights lie beside the file) and `operators` (how many).
 
     Raises:
         ValueError: if tf2onnx leaves operators of TensorFlow's, or onnx' checker finds a fault.
     """
     onnx = _deps.optional("onnx", "onnx", "Writing ONNX")
-    import tensorflow as tf
-
-    loaded = tf.saved_model.load(str(graph))
-    signature = loaded.signatures["serving_default"]
-    # Variables are float32, the artifact's only large part.
-    size = sum(4 * int(np.prod(variable.shape)) for variable in signature.variables)
-    external = size > external_above
-    proto = _by_tf2onnx(signature, opset, external)
-    _dress(onnx, proto, opset, metadata)
-    if external:
+    network = exportable(model)
+    proto = _by_tf2onnx(network, serving, opset, batch_size)
+    weights = {variable.path: variable.numpy() for variable in network.variables}
+    insert_weights(proto, weights)
+    _dress(onnx, proto, opset, describe(serving))
+    if sum(values.nbytes for values in weights.values()) > external_above:
         options = {"all_tensors_to_one_file": True, "location": f"{Path(path).name}.data"}
         options["size_threshold"] = _EXTERNAL_TENSOR
         onnx.save_model(proto, path, save_as_external_data=True, **options)
@@ -134,46 +137,38 @@ def convert(
         onnx.checker.check_model(path, full_check=True)
     except onnx.checker.ValidationError as error:
         raise ValueError(f"The model cannot be written as ONNX {opset}: {error}") from error
-    return {"opset": opset, "external": external, "operators": len(proto.graph.node)}
 
 
-def _by_tf2onnx(signature, opset: int, external: bool):
+def _by_tf2onnx(network: keras.Model, serving: Serving, opset: int, batch_size: int | None):
+    """The graph, with an input for each variable, named by its path."""
     import tensorflow as tf
 
     tf2onnx = _deps.optional("tf2onnx", "onnx", "Writing ONNX")
-    images = signature.structured_input_signature[1]["images"]
-    serve = tf.function(lambda images: signature(images=images), input_signature=[images])
-    # tf2onnx 1.17 calls `np.product`, which NumPy 2 has not, for large models.
-    with mock.patch.object(np, "product", np.prod, create=True), _quiet() as complaints:
-        proto, weights = tf2onnx.convert.from_function(
-            serve,
-            [images],
-            opset=opset,
-            custom_rewriter=list(REWRITERS),
-            large_model=external,
+    compute, variables = computation(network, serving), network.variables
+
+    def serve(images, *weights):
+        with keras.StatelessScope(state_mapping=list(zip(variables, weights, strict=True))):
+            found = compute(images)
+        return {name: found[name] for name in _OUTPUTS if name in found} or found
+
+    specs = [tf.TensorSpec((batch_size, *serving.image_shape), tf.float32, name="images")]
+    for number, variable in enumerate(variables):
+        specs.append(tf.TensorSpec(variable.shape, variable.dtype, name=f"weight_{number}"))
+    with _quiet() as complaints:
+        proto, _ = tf2onnx.convert.from_function(
+            tf.function(serve), specs, opset=opset, custom_rewriter=list(REWRITERS)
         )
-    strange = sorted(
-        {node.op_type for node in proto.graph.node if node.domain.startswith("ai.onnx.")}
-    )
+    strange = sorted({node.op_type for node in proto.graph.node if node.domain})
     if complaints or strange:
         raise ValueError(
             f"The model cannot be written as ONNX {opset}: {'; '.join(complaints + strange)}"
         )
-    if external:
-        _fill(proto, weights.name_to_tensor_data)
+    names = {f"weight_{number}": variable.path for number, variable in enumerate(variables)}
+    for value in proto.graph.input:
+        value.name = names.get(value.name, value.name)
+    for node in proto.graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
     return proto
-
-
-def _fill(proto, weights: dict[str, bytes]) -> None:
-    """Puts weights that tf2onnx holds apart into the model, which is serialised without them."""
-    from onnx import TensorProto
-
-    for tensor in proto.graph.initializer:
-        if tensor.data_location == TensorProto.EXTERNAL:
-            (name,) = [entry.value for entry in tensor.external_data if entry.key == "location"]
-            del tensor.external_data[:]
-            tensor.data_location = TensorProto.DEFAULT
-            tensor.raw_data = weights[name]
 
 
 def _dress(onnx, proto, opset: int, metadata: dict[str, str]) -> None:

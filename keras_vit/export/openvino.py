@@ -7,6 +7,7 @@ there normalisations are single operators, with channels first as its convolutio
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -17,9 +18,9 @@ import keras
 from keras_vit import _checks, _deps
 from keras_vit.export import onnx
 from keras_vit.export.description import describe
-from keras_vit.export.isolation import with_graph
+from keras_vit.export.isolation import under_tensorflow
 from keras_vit.export.placing import placing, target
-from keras_vit.export.preparation import serving_of
+from keras_vit.export.preparation import Serving, serving_of
 
 _TASK = "keras_vit.export.openvino:convert"
 _PURPOSE = "Writing OpenVINO's files"
@@ -73,47 +74,43 @@ def to_openvino(
     for module in ("openvino", "onnx", "tf2onnx"):
         _deps.require(module, "openvino", _PURPOSE)
     with placing(place, (".bin",)) as folder:
-        with_graph(
+        under_tensorflow(
             model,
             _TASK,
             serving,
-            batch_size=batch_size,
             path=str(folder / place.name),
             compress_to_fp16=compress_to_fp16,
-            metadata=describe(serving),
+            batch_size=batch_size,
         )
     return place
 
 
 def convert(
-    graph: Path, *, path: str, compress_to_fp16: bool, metadata: dict[str, str]
-) -> dict[str, Any]:
-    """Writes a plain SavedModel as OpenVINO's files; called by `isolation.with_graph`.
+    model: keras.Model,
+    serving: Serving,
+    *,
+    path: str,
+    compress_to_fp16: bool = False,
+    batch_size: int | None = None,
+) -> None:
+    """Writes a model as OpenVINO's files, where Keras runs on TensorFlow; as `onnx.convert`.
 
     Args:
-        graph: directory of the SavedModel, of the signature `serving_default` alone.
+        model: see `preparation.exportable`.
+        serving: of the model.
         path: the `.xml` to write.
         compress_to_fp16: see `to_openvino`.
-        metadata: of the model, see `describe`.
-
-    Returns:
-        `version`, of OpenVINO.
+        batch_size: see `to_openvino`.
     """
     openvino = without_telemetry()
-    between = graph.parent / "graph.onnx"
-    onnx.convert(
-        graph,
-        path=str(between),
-        opset=onnx.OPSET,
-        metadata=metadata,
-        external_above=onnx.EXTERNAL_ABOVE,
-    )
-    model = openvino.Core().read_model(str(between))
-    model.set_friendly_name(metadata["producer"])
-    for key, value in metadata.items():
-        model.set_rt_info(value, [_INFO, key])
-    openvino.save_model(model, path, compress_to_fp16=compress_to_fp16)
-    return {"version": openvino.__version__}
+    with tempfile.TemporaryDirectory(prefix="keras-vit-openvino-") as folder:
+        between = str(Path(folder) / "graph.onnx")
+        onnx.convert(model, serving, path=between, batch_size=batch_size)
+        network = openvino.Core().read_model(between)
+        network.set_friendly_name("keras_vit")
+        for key, value in describe(serving).items():
+            network.set_rt_info(value, [_INFO, key])
+        openvino.save_model(network, path, compress_to_fp16=compress_to_fp16)
 
 
 def without_telemetry() -> ModuleType:

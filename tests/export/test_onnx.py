@@ -164,6 +164,16 @@ def test_an_opset_out_of_range_is_refused(opset, plain, tmp_path):
 
 
 @on_tensorflow
+def test_weights_have_their_variables_names(plain, plain_file):
+    values = {tensor.name: tensor for tensor in onnx.load(plain_file).graph.initializer}
+    kernels = [w for w in plain.weights if w.path.endswith("kernel")]
+    assert len(kernels) == 2 + 4 * BASE["num_layers"]
+    for kernel in kernels:
+        found = onnx.numpy_helper.to_array(values[kernel.path])
+        np.testing.assert_array_equal(found, harness.numpy(kernel.value))
+
+
+@on_tensorflow
 def test_names_and_metadata(plain, tmp_path):
     names = ["ant", "bee", "cat", "dög", "eel", "fox", 'g"nu']
     path = to_onnx(plain, tmp_path / "model.onnx", class_names=names, probabilities="sigmoid")
@@ -251,7 +261,7 @@ def test_a_failed_export_changes_nothing(plain, tmp_path, monkeypatch):
     to_onnx(plain, path, external_above=1000)
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
 
-    def broken(graph, *, path, **arguments):
+    def broken(model, serving, *, path, **arguments):
         with open(path, "wb") as file:
             file.write(b"half")
         raise OSError("no space left")
@@ -286,7 +296,7 @@ def test_what_is_missing_is_said_first(module, plain, tmp_path, monkeypatch):
 
 @pytest.mark.skipif(harness.BACKEND == "tensorflow", reason="the tests above run on TensorFlow")
 def test_from_this_backend(tmp_path):
-    model = make("hybrid", activation="gelu")
+    model = make("erf")
     path = to_onnx(model, tmp_path / "model.onnx", class_names=list("abcdefg"))
     expected = harness.numpy(harness.run(model, IMAGES))
     np.testing.assert_allclose(run(path)["logits"], expected, atol=5e-5)
