@@ -14,7 +14,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from _children import ROOT, python_path
+
 sys.path[:0] = [str(ROOT / "examples"), str(ROOT)]
 BACKENDS = ("tensorflow", "jax", "torch")
 SOURCES = ("folder", "tfds", "arrays")
@@ -77,7 +78,7 @@ def run(source, backend, options):
         "TFDS_DATA_DIR": str(options.output / "tfds"),
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": python_path(),
     }
     if source == "arrays":
         command = [__file__, "--child", "--output", output, "--data", options.data or ""]

@@ -21,6 +21,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from _children import python_path
+
 LARGEST_RATIO = 1.3
 # format -> what the file's name ends in; a directory has no ending.
 FORMATS = {"google": ".npz", "huggingface": "", "torchvision": ".safetensors"}
@@ -67,9 +69,7 @@ def measure(source: Path, target: Path, name: str, route: str, backend: str) -> 
         `"seconds"`.
     """
     child = [sys.executable, __file__, "--child", str(source), str(target), name, route]
-    folder = Path(__file__).resolve().parents[1]
-    path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
-    environment = {**os.environ, "KERAS_BACKEND": backend, "PYTHONPATH": path}
+    environment = {**os.environ, "KERAS_BACKEND": backend, "PYTHONPATH": python_path()}
     done = subprocess.run(child, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     found = json.loads(done.stdout.splitlines()[-1])
     return {**found, "ratio": found["growth"] / source.stat().st_size}

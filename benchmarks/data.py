@@ -27,6 +27,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from _children import python_path
+
 BATCH, SIZE = 32, 224
 WARM_UP = 4  # batches
 LOADERS = ("keras_vit", "keras-cv", "timm", "timm, half")
@@ -137,9 +139,7 @@ def _child(name: str, folder: str, cores: int, batches: int) -> None:
 
 def measure(name: str, python: str, folder: Path, cores: list[int], batches: int) -> float:
     """Images a second of a loader, in a process of its own on the given cores."""
-    root = Path(__file__).resolve().parents[1]
-    path = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))
-    environment = {**os.environ, "PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environment = {**os.environ, "PYTHONPATH": python_path(), "TF_CPP_MIN_LOG_LEVEL": "3"}
     environment.setdefault("KERAS_BACKEND", "tensorflow")
     child = [python, __file__, "--child", name, str(folder), str(len(cores)), str(batches)]
     done = subprocess.run(

@@ -24,7 +24,8 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from _children import python_path
+
 BACKENDS = ("tensorflow", "jax", "torch")
 MODELS = {
     "ViT-Ti/16": {},
@@ -122,7 +123,7 @@ def parity(options):
         for name in models:
             command = [sys.executable, __file__, "parity", "--only", name]
             command += ["--smoke"] if options.smoke else []
-            environment = {**os.environ, "KERAS_BACKEND": backend, "PYTHONPATH": str(ROOT)}
+            environment = {**os.environ, "KERAS_BACKEND": backend, "PYTHONPATH": python_path()}
             done = subprocess.run(
                 command, env=environment, text=True, stdout=subprocess.PIPE, check=True
             )

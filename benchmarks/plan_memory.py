@@ -14,9 +14,9 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from _children import ROOT, python_path
+
 sys.path.insert(0, str(ROOT))
 MODELS = ("S", "B", "L")
 IMAGES = {"S": (128, 256), "B": (128, 256), "L": (64, 128)}
@@ -35,7 +35,7 @@ def measured(backend, size, images, remat):
         "KERAS_BACKEND": backend,
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
         "TF_CPP_MIN_LOG_LEVEL": "3",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": python_path(),
     }
     command = [sys.executable, __file__, "--child", json.dumps(case)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)

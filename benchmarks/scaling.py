@@ -18,9 +18,9 @@ import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from _children import python_path
+
 WARM, SMOKE_MODEL = 10, "vit_ti16"
 SMOKE = {"image_shape": (32, 32, 3), "hidden_dim": 32, "num_layers": 2, "num_heads": 2}
 
@@ -34,7 +34,7 @@ def case(options, devices):
         *("--distribution", options.distribution, "--steps", str(options.steps)),
         *(["--smoke"] if options.smoke else []),
     ]
-    env = {**os.environ, "KERAS_BACKEND": options.backend, "PYTHONPATH": str(ROOT)}
+    env = {**os.environ, "KERAS_BACKEND": options.backend, "PYTHONPATH": python_path()}
     if options.smoke:
         env |= {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
     if options.backend == "torch" and devices > 1:
