@@ -197,6 +197,7 @@ def _quiet() -> Iterator[list[str]]:
 
     class Listener(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
+            """Keeps the message."""
             complaints.append(record.getMessage())
 
     listener = Listener(logging.ERROR)

@@ -44,7 +44,7 @@ def insert_weights(proto: Any, weights: Mapping[str, np.ndarray]) -> None:
 
 def _evaluate(
     proto: Any, nodes: list[Any], weights: Mapping[str, np.ndarray], wanted: Iterable[str]
-) -> dict[str, np.ndarray]:
+) -> dict[Any, np.ndarray]:
     """What nodes that depend on constants alone come to, by ONNX' own reference."""
     from onnx import TensorProto, helper
     from onnx.reference import ReferenceEvaluator
@@ -63,4 +63,5 @@ def _evaluate(
     graph = helper.make_graph(nodes, "constants", inputs, [value(n) for n in outputs], kept)
     model = helper.make_model(graph, opset_imports=proto.opset_import)
     feeds = {entry.name: weights[entry.name] for entry in inputs}
-    return dict(zip(outputs, ReferenceEvaluator(model).run(None, feeds), strict=True))
+    values = map(np.asarray, ReferenceEvaluator(model).run(None, feeds))
+    return dict(zip(outputs, values, strict=True))

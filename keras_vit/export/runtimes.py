@@ -9,12 +9,13 @@ A plain script of the standard library, NumPy and the runtime. The job is a JSON
     outputs         .npz to write, an array for each output
     result          .json to write: what `main` returns, or `error` and `message`
     threads         of the runtime
-    batch           images at once, where the artifact leaves that open
+    batches         images at once, in turn, where the artifact leaves that open
     repeats         runs at batch 1 that are timed, at least 3 of them even if `seconds` are over
     seconds         for timing
 """
 
 import importlib.metadata
+import itertools
 import json
 import os
 import struct
@@ -117,6 +118,7 @@ class LiteRT(TFLite):
 
     @staticmethod
     def interpreter(threads):
+        """The class that interprets."""
         from ai_edge_litert.interpreter import Interpreter
 
         return Interpreter
@@ -129,6 +131,7 @@ class TensorFlowLite(TFLite):
 
     @staticmethod
     def interpreter(threads):
+        """The class that interprets."""
         return _tensorflow(threads).lite.Interpreter
 
 
@@ -216,8 +219,7 @@ def main(job):
     fixed = network.shape[0]
     times = measure(lambda: network(_batch(images[:1], fixed)), job["repeats"], job["seconds"])
     memory = _peak_memory()
-    size = fixed or job["batch"]
-    parts = [images[start : start + size] for start in range(0, len(images), size)]
+    parts = _parts(images, [fixed] if fixed else job["batches"])
     found = [_cut(network(_batch(part, fixed)), len(part)) for part in parts]
     numeric = {name for name, value in found[0].items() if value.dtype.kind == "f"}
     arrays = {name: np.concatenate([part[name] for part in found]) for name in numeric}
@@ -265,6 +267,16 @@ def measure(run, repeats, seconds):
         run()
         times.append(time.perf_counter() - before)
     return percentiles(times)
+
+
+def _parts(images, sizes):
+    """Batches of these sizes, in turn, until all images are in one."""
+    parts, start = [], 0
+    for size in itertools.cycle(sizes):
+        parts.append(images[start : start + size])
+        start += size
+        if start >= len(images):
+            return parts
 
 
 def _batch(images, fixed):
