@@ -89,25 +89,23 @@ def parity_of(name, changes):
 
     model = with_random_head(keras_vit.create_model(name, num_classes=1000, **changes))
     rng = np.random.default_rng(1)
-    images = rng.uniform(0, 255, (max(BATCHES), *model.flat_config["image_shape"]))
+    images = rng.uniform(0, 255, (sum(BATCHES), *model.flat_config["image_shape"]))
     images = images.astype("float32")
     for format, (function, file, arguments, bound) in FORMATS.items():
         with tempfile.TemporaryDirectory() as folder:
             path = getattr(export, function)(model, Path(folder, file), **arguments)
-            found = [
-                export.verify(path, model, images[:batch], repeats=3, tolerance=bound)
-                for batch in BATCHES
-            ]
-        runs = [run for result in found for run in result.runs]
+            found = export.verify(
+                path, model, images, batch_sizes=BATCHES, repeats=3, tolerance=bound
+            )
         yield {
             "backend": keras.backend.backend(),
             "model": name,
             "format": format,
-            "difference": max(run.difference for run in runs),
+            "difference": max(run.difference for run in found.runs),
             "bound": bound,
-            "runtimes": sorted({f"{run.runtime} {run.version}" for run in runs}),
-            "bytes": found[0].size,
-            "holds": not any(result.failures for result in found),
+            "runtimes": sorted({f"{run.runtime} {run.version}" for run in found.runs}),
+            "bytes": found.size,
+            "holds": not found.failures,
         }
 
 

@@ -45,6 +45,7 @@ def verify(
     labels: Any = None,
     runtimes: Sequence[str] | None = None,
     signature: str = "serving_default",
+    batch_sizes: Sequence[int] = (BATCH_SIZE,),
     threads: int = 1,
     repeats: int = 50,
     seconds: float = 10.0,
@@ -67,6 +68,7 @@ def verify(
             file runs in ai-edge-litert and in TensorFlow's interpreter: they do not always agree.
         signature: of a SavedModel: `"serving_default"`, `"serve_uint8"`, `"serve_bytes"` (images
             are sent as PNG files) or `"features"`. The last two are for pixels 0..255.
+        batch_sizes: how many images run at once, in turn, where the artifact takes any batch.
         threads: of the runtimes. The Keras model's are those of this process.
         repeats: timed runs at batch 1, of the artifact and of the model.
         seconds: after which no more runs are begun, but for three.
@@ -85,6 +87,9 @@ def verify(
     """
     path, kind = _kind(artifact)
     names = _names(runtimes, kind)
+    batch_sizes = _checks.int_tuple("batch_sizes", batch_sizes)
+    if not batch_sizes:
+        raise ValueError("`batch_sizes` must name at least one size. Received: none")
     _checks.positive_int("threads", threads)
     _checks.positive_int("repeats", repeats)
     _checks.positive_float("timeout", timeout)
@@ -101,7 +106,7 @@ def verify(
         raise ImportError(f"{path} cannot be verified: {' '.join(map(str, missing.values()))}")
     latency = _latency(model, pixels[:1], repeats, seconds)
     job = {"kind": kind, "artifact": str(path), "signature": signature, "threads": threads}
-    job |= {"repeats": repeats, "seconds": seconds, "batch": BATCH_SIZE}
+    job |= {"repeats": repeats, "seconds": seconds, "batches": batch_sizes}
     runs = []
     for name in names:
         if missing[name]:
