@@ -271,12 +271,12 @@ def measure(run, repeats, seconds):
 
 def _parts(images, sizes):
     """Batches of these sizes, in turn, until all images are in one."""
-    parts, start = [], 0
-    for size in itertools.cycle(sizes):
+    parts, start, turn = [], 0, itertools.cycle(sizes)
+    while start < len(images):
+        size = next(turn)
         parts.append(images[start : start + size])
         start += size
-        if start >= len(images):
-            return parts
+    return parts
 
 
 def _batch(images, fixed):

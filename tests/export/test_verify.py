@@ -180,7 +180,13 @@ def test_saved_model_by_its_files(model, saved_model):
 
 def test_the_script_runs_without_keras(model, saved_model, tmp_path):
     job = {"kind": "saved_model", "runtime": "tensorflow", "artifact": str(saved_model)}
-    job |= {"signature": "serving_default", "threads": 1, "batch": 8, "repeats": 1, "seconds": 0.1}
+    job |= {
+        "signature": "serving_default",
+        "threads": 1,
+        "batches": [2, 1],
+        "repeats": 1,
+        "seconds": 0.1,
+    }
     job |= {key: str(tmp_path / key) for key in ("images", "outputs", "result")}
     job |= {"images": str(tmp_path / "images.npy"), "outputs": str(tmp_path / "outputs.npz")}
     np.save(job["images"], IMAGES[:3])
