@@ -26,6 +26,7 @@ class Activations:
         backward: what each needs beside that, while its own backward pass runs.
         before: kept ahead of the first part.
         behind: kept behind the last.
+        held: there at the end of the forward pass, and not kept.
     """
 
     names: tuple[str, ...]
@@ -34,6 +35,7 @@ class Activations:
     backward: tuple[int, ...]
     before: int
     behind: int
+    held: int = 0
 
     @property
     def kept(self) -> tuple[int, ...]:
@@ -59,12 +61,15 @@ def of(setup: Setup) -> Activations:
     parts += _blocks(setup, count)
     before, behind = trunk.before(config, setup.way), trunk.behind(config, setup.way)
     casts = _other_copies(setup)
-    return _joined(parts, count(before) + casts, count(behind))
+    held = count(trunk.held(config, setup.way))
+    return _joined(parts, count(before) + casts, count(behind), held)
 
 
-def _joined(parts: list[tuple[str, int, int, int]], before: int, behind: int) -> Activations:
+def _joined(
+    parts: list[tuple[str, int, int, int]], before: int, behind: int, held: int = 0
+) -> Activations:
     names, tensors, copies, backward = zip(*parts, strict=True)
-    return Activations(names, tensors, copies, backward, before, behind)
+    return Activations(names, tensors, copies, backward, before, behind, held)
 
 
 def _blocks(

@@ -90,9 +90,10 @@ def _attention(config: Config, way: Way) -> list[Kept]:
         found.append(Kept("log-sum-exp of the scores", f"B H {tokens}", "float32", cut=True))
     else:
         found += _scores(config, way)
-    if tokens == "E":
-        found.append(Kept("output of the attention's kernel", "B E D", cut=True))
-    # With as many tokens as the kernel had, its output is what the projection reads.
+    if tokens == "E" or (fused and way.backend == "torch"):
+        found.append(Kept("output of the attention's kernel", f"B {tokens} D", cut=True))
+    # XLA: with as many tokens as the kernel had, its output is what the projection reads. PyTorch
+    # copies it, as its heads have to come behind its tokens.
     return [*found, Kept("input of the output projection", f"B {_cropped(tokens)} D", cut=True)]
 
 

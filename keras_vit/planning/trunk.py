@@ -55,6 +55,24 @@ def behind(config: Config, way: Way) -> list[Kept]:
     return [*found, *_head(config, way)]
 
 
+def held(config: Config, way: Way) -> list[Kept]:
+    """What PyTorch has at the end of the forward pass beside what autograd keeps.
+
+    A functional Keras model holds the output of each of its layers until it is through. In 16 bits
+    autograd keeps blocks' inputs in float32, as norms read them, so that these are further tensors.
+    Two more tokens' worth is the final norm at work. Inferred from the peaks of ViT-S/16 and B/16
+    on an H200.
+    """
+    if way.backend != "torch":
+        return []
+    outputs = config["num_layers"] + 2 if way.mixed and not config["remat"] else 0
+    height, width, channels = config["image_shape"]
+    return [
+        Kept("outputs of layers", f"{outputs + 2}B T D"),
+        Kept("scaled images", f"B {height * width * channels}"),
+    ]
+
+
 def _attention_pooling(config: Config, way: Way) -> list[Kept]:
     """`layers.pooling.AttentionPooling`: one query an image."""
     found = []
