@@ -134,7 +134,7 @@ def run(options: argparse.Namespace) -> int:
     calibration = None
     if options.calibration is not None:
         calibration = _pictures(options.calibration, model, known, options)[0]
-    elif options.quantize in CALIBRATED:
+    elif options.quantize in CALIBRATED and images is not None and labels is not None:
         # What calibrates does not judge as well.
         calibration, images, labels = images[::2], images[1::2], labels[1::2]
     with staged(target, options.overwrite) as path:

@@ -41,7 +41,8 @@ def write_plain(network, serving: Serving, folder: Path, batch_size, outputs) ->
     import tensorflow as tf
 
     module, compute = tf.Module(), computation(network, serving)
-    module.variables_of_model = [variable.value for variable in network.variables]
+    # A module keeps, and saves, what hangs on it.
+    module.variables_of_model = [variable.value for variable in network.variables]  # type: ignore[attr-defined]
     images = tf.TensorSpec((batch_size, *serving.image_shape), tf.float32, name="images")
 
     @tf.function(input_signature=[images])

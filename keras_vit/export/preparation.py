@@ -40,7 +40,7 @@ class Serving:
     image_shape: tuple[int, int, int]
     num_classes: int | None
     pixels: bool = True
-    class_names: tuple[str, ...] | None = None
+    class_names: Sequence[str] | None = None
     probabilities: str = "softmax"
     crop: str = "squash"
     crop_fraction: float = 0.875
@@ -84,7 +84,7 @@ class Serving:
     @property
     def labels(self) -> tuple[str, ...]:
         """A name for each class, its number where it has no name."""
-        return self.class_names or tuple(str(i) for i in range(self.num_classes or 0))
+        return tuple(self.class_names or map(str, range(self.num_classes or 0)))
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as JSON values."""
@@ -119,10 +119,9 @@ def serving_of(
     check_model(model)
     shape = tuple(model.inputs[0].shape[1:])
     if not isinstance(model, FlatModel):
-        return Serving(
-            shape, model.outputs[0].shape[-1], True, class_names, probabilities or "softmax",
-            **settings,
-        )  # fmt: skip
+        classes = model.outputs[0].shape[-1]
+        chosen = probabilities or "softmax"
+        return Serving(shape, classes, True, class_names, chosen, **settings)
     config = model.flat_config
     if class_names is None and config["num_classes"] is not None:
         class_names = getattr(model.source, "class_names", None)
@@ -204,11 +203,11 @@ def _check_foreign(model: keras.Model) -> None:
             "`model` computes in a half precision, which only models of this package are rebuilt "
             f"from: build it under the policy float32. Received: {', '.join(sorted(half))}"
         )
-    activation = getattr(model.layers[-1], "activation", None)
-    if getattr(activation, "__name__", None) in PROBABILITIES:
+    activation = getattr(getattr(model.layers[-1], "activation", None), "__name__", None)
+    if activation in PROBABILITIES:
         raise ValueError(
             "`model` must give logits: leave the activation of its last layer out (exports add "
-            f"probabilities themselves). Received: activation={activation.__name__!r}"
+            f"probabilities themselves). Received: activation={activation!r}"
         )
 
 

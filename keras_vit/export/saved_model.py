@@ -138,7 +138,8 @@ def write(model, serving: Serving, path: str, name: str, warmup: bool) -> None:
 
     folder = Path(path)
     module, network = tf.Module(), exportable(model)
-    module.variables_of_model = [variable.value for variable in network.variables]
+    # A module keeps, and saves, what hangs on it.
+    module.variables_of_model = [variable.value for variable in network.variables]  # type: ignore[attr-defined]
     labels = folder / LABELS
     if serving.num_classes is not None:
         labels.write_text("".join(f"{label}\n" for label in serving.labels), encoding="utf-8")

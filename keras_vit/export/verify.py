@@ -90,7 +90,8 @@ def verify(
     batch_sizes = _checks.int_tuple("batch_sizes", batch_sizes)
     if not batch_sizes:
         raise ValueError("`batch_sizes` must name at least one size. Received: none")
-    _checks.positive_int("threads", threads)
+    if _checks.positive_int("threads", threads) > (cores := os.cpu_count() or 1):
+        raise ValueError(f"`threads` must be at most the {cores} cores. Received: {threads}")
     _checks.positive_int("repeats", repeats)
     _checks.positive_float("timeout", timeout)
     _checks.positive_float("seconds", seconds)
