@@ -59,7 +59,8 @@ def serialise(model: Any) -> bytes:
     size = sum(len(buffer.data) for buffer in model.buffers if buffer.data is not None)
     if size >= FLATBUFFER_LIMIT:
         raise too_large(size)
-    builder = flatbuffers.Builder(1024 * 1024)
+    # Grown from small it would be copied each time that it doubles.
+    builder = flatbuffers.Builder(min(size + 2**20, FLATBUFFER_LIMIT))
     try:
         builder.Finish(model.Pack(builder), file_identifier=_IDENTIFIER)
     except flatbuffers.builder.BuilderSizeError as error:
@@ -70,7 +71,8 @@ def serialise(model: Any) -> bytes:
 def too_large(size: int) -> ValueError:
     """The error for a file above the limit."""
     return ValueError(
-        f"A .tflite file holds at most 2 GiB, and this one would have {size / 2**30:.1f} GiB: "
+        "A .tflite file that every runtime reads holds at most 2 GiB, and this one would have "
+        f"{size / 2**30:.1f} GiB: "
         'export it with quantize="float16" (half the size) or quantize="dynamic" (a quarter).'
     )
 
