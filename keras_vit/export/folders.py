@@ -1,83 +1,91 @@
-"""Directories that appear whole or not at all."""
+"""Artifacts, of one file or many, that appear whole or not at all."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+from keras_vit import _checks
 from keras_vit._atomic import umask
 
 
-@contextmanager
-def new_folder(path: Path, overwrite: bool) -> Iterator[Path]:
-    """Gives a hidden directory beside `path`, which becomes `path` if all goes well.
+def target(path: Any, suffix: str, overwrite: bool) -> Path:
+    """The file to write, checked before any work is done.
 
     Args:
-        path: the directory to make; those above it are made too.
-        overwrite: whether an old `path` may be replaced, see `refuse_existing`.
+        path: what the user gave.
+        suffix: the ending it must have, such as `".onnx"`.
+        overwrite: whether a file may be there already.
 
-    Yields:
-        The directory to fill. Whatever is raised, it is gone, and an old `path` is as it was.
+    Raises:
+        ValueError: if the path has another ending, or is a directory.
+        FileExistsError: if there is a file and `overwrite` is False.
     """
+    if not isinstance(path, str | os.PathLike) or Path(os.fsdecode(path)).suffix != suffix:
+        raise ValueError(f"`path` must end in {suffix}. Received: path={str(path)!r}")
+    path = Path(os.fsdecode(path)).expanduser()
+    if path.is_dir():
+        raise ValueError(f"`path` must be a file. Received: the directory {path}")
     refuse_existing(path, overwrite)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(".partial", f".{path.name[:40]}-", path.parent))
-    try:
-        yield partial
-        os.chmod(partial, 0o777 & ~umask())
-        _put(partial, path)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-@contextmanager
-def staged(path: Path, overwrite: bool) -> Iterator[Path]:
-    """Gives a path of the same name elsewhere; what is written there goes to `path` if all is well.
-
-    Args:
-        path: a file or directory; files written beside the staged one go along, before it.
-        overwrite: whether what is there may be replaced.
-
-    Yields:
-        The path to write, in a hidden directory beside `path`, in a folder of its parent's name.
-    """
-    refuse_existing(path, overwrite)
-    path = path.absolute()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    hidden = Path(tempfile.mkdtemp(".staged", f".{path.name[:40]}-", path.parent))
-    try:
-        folder = hidden / (path.parent.name or "root")
-        folder.mkdir()
-        yield folder / path.name
-        for entry in sorted(folder.iterdir(), key=lambda entry: entry.name == path.name):
-            _put(entry, path.parent / entry.name)
-    finally:
-        shutil.rmtree(hidden, ignore_errors=True)
+    return path
 
 
 def refuse_existing(path: Path, overwrite: bool) -> None:
     """Raises a FileExistsError if there is something, and it is not to be replaced."""
-    if path.exists() and not overwrite:
+    if path.exists() and not _checks.boolean("overwrite", overwrite):
         raise FileExistsError(
-            f"{path} is there already: name another path, or pass overwrite=True to replace it."
+            f"{path} exists: name another path, or pass overwrite=True to replace it."
         )
 
 
-def _put(partial: Path, path: Path) -> None:
-    if not path.is_dir():
-        os.replace(partial, path)
-        return
-    # A directory that is not empty cannot be replaced in one step.
-    old = Path(tempfile.mkdtemp(".old", f".{path.name[:40]}-", path.parent))
-    os.rename(path, old / "content")
+@contextmanager
+def staged(path: Path, overwrite: bool, companions: Sequence[str] = ()) -> Iterator[Path]:
+    """Gives a path of the same name elsewhere; what is written there takes its place at the end.
+
+    Args:
+        path: a file or directory; missing directories above it are made.
+        overwrite: whether what is there may be replaced.
+        companions: names of files that belong to `path`: an older one goes if there is no new one.
+
+    Yields:
+        The path to write, in a hidden directory beside `path`, in a folder of its parent's name.
+        Files that are written beside it go along. Whatever is raised, all of that is gone, and
+        what was at `path` is as it was.
+    """
+    refuse_existing(path, overwrite)
+    path = path.absolute()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    hidden = Path(tempfile.mkdtemp(".partial", f".{path.name[:40]}-", path.parent))
     try:
-        os.rename(partial, path)
-    except OSError:
-        os.rename(old / "content", path)
-        raise
+        folder = hidden / (path.parent.name or "root")
+        folder.mkdir()
+        yield folder / path.name
+        _place(folder, path, companions)
     finally:
-        shutil.rmtree(old, ignore_errors=True)
+        shutil.rmtree(hidden, ignore_errors=True)
+
+
+def _place(folder: Path, path: Path, companions: Sequence[str]) -> None:
+    mask = umask()
+    for entry in folder.iterdir():
+        os.chmod(entry, (0o777 if entry.is_dir() else 0o666) & ~mask)
+    beside = sorted(entry.name for entry in folder.iterdir() if entry.name != path.name)
+    old = folder.parent / "old"
+    if path.exists() and (beside or companions or path.is_dir()):
+        # An end in between leaves nothing that loads: there is no main part any more.
+        os.rename(path, old)
+    try:
+        for name in beside:
+            os.replace(folder / name, path.with_name(name))
+        os.replace(folder / path.name, path)
+    except OSError:
+        if old.exists():
+            os.replace(old, path)
+        raise
+    for name in set(companions) - set(beside):
+        path.with_name(name).unlink(missing_ok=True)

@@ -12,11 +12,11 @@ import keras
 
 from keras_vit import _checks, _deps
 from keras_vit.export.description import describe
+from keras_vit.export.folders import staged, target
 from keras_vit.export.graph import computation
 from keras_vit.export.isolation import under_tensorflow
 from keras_vit.export.onnx_rewriting import REWRITERS
 from keras_vit.export.onnx_weights import insert_weights
-from keras_vit.export.placing import placing, target
 from keras_vit.export.preparation import Serving, exportable, serving_of
 
 # tf2onnx 1.17 writes up to 18; below 13 its operators differ from those that are tested.
@@ -83,12 +83,12 @@ def to_onnx(
     serving = serving_of(model, class_names, probabilities)
     for module in ("onnx", "tf2onnx"):
         _deps.require(module, "onnx", "Writing ONNX")
-    with placing(place, (".onnx.data",)) as folder:
+    with staged(place, overwrite, (f"{place.name}.data",)) as partial:
         under_tensorflow(
             model,
             _TASK,
             serving,
-            path=str(folder / place.name),
+            path=str(partial),
             opset=int(opset),
             batch_size=batch_size,
             external_above=external_above,

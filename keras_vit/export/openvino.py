@@ -18,8 +18,8 @@ import keras
 from keras_vit import _checks, _deps
 from keras_vit.export import onnx
 from keras_vit.export.description import describe
+from keras_vit.export.folders import staged, target
 from keras_vit.export.isolation import under_tensorflow
-from keras_vit.export.placing import placing, target
 from keras_vit.export.preparation import Serving, serving_of
 
 _TASK = "keras_vit.export.openvino:convert"
@@ -73,12 +73,12 @@ def to_openvino(
     serving = serving_of(model, class_names, probabilities)
     for module in ("openvino", "onnx", "tf2onnx"):
         _deps.require(module, "openvino", _PURPOSE)
-    with placing(place, (".bin",)) as folder:
+    with staged(place, overwrite, (f"{place.stem}.bin",)) as partial:
         under_tensorflow(
             model,
             _TASK,
             serving,
-            path=str(folder / place.name),
+            path=str(partial),
             compress_to_fp16=compress_to_fp16,
             batch_size=batch_size,
         )

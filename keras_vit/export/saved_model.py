@@ -13,7 +13,7 @@ import keras
 from keras_vit import _checks, _deps
 from keras_vit.export import warm_up
 from keras_vit.export.batching import write_batching
-from keras_vit.export.folders import new_folder
+from keras_vit.export.folders import staged
 from keras_vit.export.graph import computation
 from keras_vit.export.isolation import under_tensorflow
 from keras_vit.export.preparation import TOP, Serving, exportable, serving_of
@@ -96,7 +96,7 @@ def to_saved_model(
     for name, reason in _left_out(serving).items():
         warnings.warn(f"The signature {name} is left out: {reason}.", stacklevel=2)
     version = version_of(Path(path).expanduser())
-    with new_folder(version, overwrite) as partial:
+    with staged(version, overwrite) as partial:
         under_tensorflow(
             model,
             "keras_vit.export.saved_model:write",
@@ -125,18 +125,19 @@ def version_of(path: Path) -> Path:
 
 
 def write(model, serving: Serving, path: str, name: str, warmup: bool) -> None:
-    """Writes the SavedModel into an empty directory; runs where Keras runs on TensorFlow.
+    """Writes the SavedModel; runs where Keras runs on TensorFlow.
 
     Args:
         model: see `to_saved_model`.
         serving: of the model.
-        path: the directory.
+        path: the directory to make.
         name: of the model on the server.
         warmup: whether to write warm-up requests.
     """
     import tensorflow as tf
 
     folder = Path(path)
+    folder.mkdir()
     module, network = tf.Module(), exportable(model)
     # A module keeps, and saves, what hangs on it.
     module.variables_of_model = [variable.value for variable in network.variables]  # type: ignore[attr-defined]

@@ -282,7 +282,7 @@ def test_paths(plain, plain_file, tmp_path):
         with pytest.raises(ValueError, match="`path` must"):
             to_onnx(plain, path)
     (tmp_path / "folder.onnx").mkdir()
-    with pytest.raises(ValueError, match="is a directory"):
+    with pytest.raises(ValueError, match="must be a file"):
         to_onnx(plain, tmp_path / "folder.onnx", overwrite=True)
 
 
