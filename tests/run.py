@@ -1,10 +1,10 @@
-"""Runs the test suite once per backend, each in its own process.
+"""Runs the test suite once per backend, in two processes each.
 
     python tests/run.py                                # all three, two at a time
     python tests/run.py --backends jax,torch           # some of them
     python tests/run.py tests/test_deps.py -k select   # the rest goes to pytest
 
-Keras fixes its backend when it is imported, hence a process for each. A backend that is not
+Keras fixes its backend when it is imported, hence processes for each. A backend that is not
 installed is skipped, unless `--backends` names it. The exit status is 0 only if every backend that
 ran collected tests and passed them; the last line is "N passed, N failed, N skipped", over all.
 """
@@ -41,10 +41,21 @@ DEFAULTS = {
     "TF_CPP_MIN_LOG_LEVEL": "2",
 }
 
+# About half of the time. In halves the backends share two cores well; what is asked for by
+# arguments to pytest runs in one piece.
+SECOND_HALF = (
+    *("tests/engines", "tests/export", "tests/training"),
+    *("tests/test_cli_export.py", "tests/test_cli_train.py", "tests/test_examples.py"),
+)
+HALVES = {
+    "first half": [f"--ignore={path}" for path in SECOND_HALF],
+    "second half": list(SECOND_HALF),
+}
+
 
 @dataclass
 class Result:
-    """What one backend's run came to."""
+    """What one run came to."""
 
     backend: str
     passed: int = 0
@@ -60,7 +71,7 @@ class Result:
     def __str__(self) -> str:
         verdict = "ok" if self.ok else "FAILED"
         note = f" ({self.note})" if self.note else ""
-        return f"{self.backend:10} {verdict:6} {self.counts()} in {self.seconds:.0f} s{note}"
+        return f"{self.backend:22} {verdict:6} {self.counts()} in {self.seconds:.0f} s{note}"
 
 
 def read_report(path: Path) -> tuple[int, int, int]:
@@ -104,18 +115,25 @@ def stop(number: int, frame: object) -> None:
     os._exit(128 + number)
 
 
-def run_backend(backend: str, arguments: list[str], capture: bool) -> Result:
+def runs(names: list[str], arguments: list[str]) -> list[tuple[str, str, list[str]]]:
+    """(name, backend, arguments of pytest) of each process to start."""
+    if arguments:
+        return [(name, name, arguments) for name in names]
+    return [(f"{name}, {half}", name, HALVES[half]) for half in HALVES for name in names]
+
+
+def run_backend(title: str, backend: str, arguments: list[str], capture: bool) -> Result:
     """Runs pytest under `backend`; with `capture`, prints its output in one piece at the end."""
     environment = DEFAULTS | os.environ | {"KERAS_BACKEND": backend}
-    result = Result(backend)
+    result = Result(title)
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
         command = [
             *(sys.executable, "-m", "pytest", f"--junitxml={report}"),
-            *("-o", f"cache_dir=.pytest_cache/{backend}", *arguments),
+            *("-o", f"cache_dir=.pytest_cache/{title.replace(', ', '-')}", *arguments),
         ]
         if capture:
-            print(f"{backend}: running, its output follows when it is through", flush=True)
+            print(f"{title}: running, its output follows when it is through", flush=True)
         start = time.monotonic()
         process = subprocess.Popen(
             command,
@@ -129,7 +147,7 @@ def run_backend(backend: str, arguments: list[str], capture: bool) -> Result:
         output, _ = process.communicate()
         result.seconds = time.monotonic() - start
         if capture:
-            print(f"\n===== {backend} =====\n{output}", flush=True)
+            print(f"\n===== {title} =====\n{output}", flush=True)
         return judge(result, process.returncode, report)
 
 
@@ -141,7 +159,7 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--backends", help=f"comma-separated, of {', '.join(BACKENDS)}")
     # A backend keeps one core busy: two at a time where there are two cores.
     jobs = min(2, os.cpu_count() or 1)
-    parser.add_argument("--jobs", type=int, default=jobs, help="backends to run at the same time")
+    parser.add_argument("--jobs", type=int, default=jobs, help="processes at the same time")
     options, rest = parser.parse_known_args(arguments)
     names = options.backends.split(",") if options.backends else list(BACKENDS)
     if unknown := [name for name in names if name not in BACKENDS]:
@@ -158,16 +176,15 @@ def main(arguments: list[str]) -> int:
     present = [name for name in options.names if name not in missing]
     results = []
     with ThreadPoolExecutor(options.jobs) as pool:
-        for result in pool.map(
-            lambda name: run_backend(name, rest, capture=options.jobs > 1), present
-        ):
+        capture = options.jobs > 1
+        for result in pool.map(lambda run: run_backend(*run, capture), runs(present, rest)):
             results.append(result)
 
     print("\n===== summary =====")
     for result in results:
         print(result)
     for name in missing:
-        print(f"{name:10} {'FAILED' if options.backends else 'skip':6} not installed")
+        print(f"{name:22} {'FAILED' if options.backends else 'skip':6} not installed")
     total = Result(
         "all",
         *(sum(getattr(r, key) for r in results) for key in ("passed", "failed", "skipped")),

@@ -100,3 +100,12 @@ def test_ending_the_runner_ends_its_tests(tmp_path):
     # The pipe ends when every process that writes to it has.
     process.communicate(timeout=10)
     assert process.returncode == 128 + signal.SIGTERM
+
+
+def test_halves_have_every_test_once():
+    """What the second half names, the first leaves out, and all of it exists."""
+    first, second = (arguments for _, _, arguments in run.runs(["jax"], [])[:2])
+    assert first == [f"--ignore={path}" for path in second]
+    assert all((run.ROOT / path).exists() for path in second)
+    assert [backend for _, backend, _ in run.runs(["jax", "torch"], [])] == ["jax", "torch"] * 2
+    assert run.runs(["jax"], ["tests/test_run.py"]) == [("jax", "jax", ["tests/test_run.py"])]
