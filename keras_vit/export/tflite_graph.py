@@ -45,7 +45,12 @@ class Operator:
 
 def parse(content: bytes) -> Any:
     """The `ModelT` of a file's bytes, all buffers inside it."""
-    return _tools().read_model_from_bytearray(memoryview(content))
+    model = _tools().read_model_from_bytearray(memoryview(content))
+    for buffer in model.buffers:
+        # Anything but an array would be written byte by byte.
+        if buffer.data is not None and not isinstance(buffer.data, np.ndarray):
+            buffer.data = np.frombuffer(buffer.data, np.uint8)
+    return model
 
 
 def serialise(model: Any) -> bytes:
