@@ -13,7 +13,6 @@ import keras
 import numpy as np
 
 from keras_vit import _checks, _deps
-from keras_vit._atomic import replacing
 from keras_vit.export import quantization, tflite_graph, tflite_metadata
 from keras_vit.export.calibration import (
     IMAGES,
@@ -21,6 +20,7 @@ from keras_vit.export.calibration import (
     calibration_images,
     save_images,
 )
+from keras_vit.export.folders import staged, target
 from keras_vit.export.isolation import with_graph
 from keras_vit.export.preparation import Serving, serving_of
 from keras_vit.layers.pixel_scaling import PIXEL_RANGES
@@ -93,7 +93,7 @@ def to_tflite(
         keras_vit.export.to_tflite(model, "vit_int8.tflite", "int8", calibration=images)
         ```
     """
-    path = _check_path(path, overwrite)
+    path = target(path, ".tflite", overwrite)
     serving = serving_of(model, class_names, probabilities)
     float_ops = quantization.check(quantize, float_ops, io_dtype)
     _checks.choice("output", output, OUTPUTS)
@@ -102,14 +102,17 @@ def to_tflite(
     images = _calibration(quantize, calibration, serving, calibration_size)
     for name in about or {}:
         _checks.choice("about", name, tflite_metadata.ABOUT)
-    with tempfile.TemporaryDirectory(prefix="keras-vit-tflite-") as folder:
+    with (
+        staged(path, overwrite) as partial,
+        tempfile.TemporaryDirectory(prefix="keras-vit-tflite-") as folder,
+    ):
         with_graph(
             model,
             "keras_vit.export.tflite:convert",
             serving,
             batch_size=batch_size,
             outputs=(output,),
-            path=str(path.resolve()),
+            path=str(partial),
             quantize=quantize,
             calibration=None if images is None else save_images(images, Path(folder)),
             float_ops=float_ops,
@@ -143,8 +146,7 @@ def convert(
         content = quantization.quantised(content, quantize, ranges, float_ops, io_dtype)
     tflite_graph.check_builtin(tflite_graph.parse(content))
     content = tflite_metadata.with_metadata(content, metadata, labels)
-    with replacing(Path(path)) as partial:
-        partial.write_bytes(content)
+    Path(path).write_bytes(content)
 
 
 def converted(graph: Path) -> bytes:
@@ -185,18 +187,6 @@ def prepared(
         tflite_graph.make_integer_ready(model, bits)
         content = tflite_graph.serialise(model)
     return content, activation_ranges(content, images, value_range)
-
-
-def _check_path(path: str | Path, overwrite: bool) -> Path:
-    path = Path(path)
-    if path.suffix != ".tflite":
-        raise ValueError(f"`path` must end in .tflite. Received: {str(path)!r}")
-    if path.is_dir():
-        raise ValueError(f"`path` must be a file. Received: the directory {path}")
-    if path.exists() and not _checks.boolean("overwrite", overwrite):
-        raise FileExistsError(f"{path} exists; pass overwrite=True to replace it.")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path
 
 
 def _calibration(
