@@ -232,7 +232,8 @@ def accuracy(options):
 
     model = keras_vit.load_model(options.model, compile=False)
     test, calibration = np.load(options.test), np.load(options.calibration)
-    images, labels = test["images"][: options.limit], test["labels"][: options.limit]
+    chosen = slice(options.skip, options.limit)
+    images, labels = test["images"][chosen], test["labels"][chosen]
     rows = []
     print(f"{processor()}; {options.model.name}, {len(images):,} test pictures")
     for label, arguments in QUANTIZATIONS.items():
@@ -281,7 +282,8 @@ def main() -> int:
     tasks["accuracy"].add_argument("model", type=Path)
     tasks["accuracy"].add_argument("--test", type=Path, required=True, metavar="NPZ")
     tasks["accuracy"].add_argument("--calibration", type=Path, required=True, metavar="NPZ")
-    tasks["accuracy"].add_argument("--limit", type=int, help="test pictures; all")
+    tasks["accuracy"].add_argument("--skip", type=int, default=0, metavar="N", help="pictures")
+    tasks["accuracy"].add_argument("--limit", type=int, metavar="N", help="the last picture; all")
     options = parser.parse_args()
     rows = TASKS[options.task](options)
     if options.json:

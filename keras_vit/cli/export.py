@@ -72,8 +72,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--float-ops",
         nargs="*",
         metavar="GROUP",
-        help="tflite int8: what stays float: softmax, activation, arithmetic, attention, head; "
-        "no GROUP: nothing, for hardware without floating point",
+        help="tflite int8: what stays float: softmax, activation, arithmetic, attention, stem, "
+        "head (all by default); no GROUP: nothing, for hardware without floating point",
     )
     own.add_argument("--io-dtype", metavar="DTYPE", help="tflite int8: of input and output")
     own.add_argument("--fixed-batch", type=shared.positive, metavar="N", help="not SavedModel")
