@@ -151,8 +151,8 @@ def recipe(
     everywhere = ".*" if only is None else _any_of(only)
     rules = [_rule(way, everywhere)]
     if way.activations == 8:
-        # XNNPACK as TensorFlow 2.21 has it computed 8-bit products of two activations otherwise than
-        # its other kernels and LiteRT do; with zero points of 0 all agree.
+        # TensorFlow 2.21's XNNPACK computed 8-bit products of two activations otherwise than its
+        # other kernels and LiteRT do; with zero points of 0 all agree.
         rules.append(_rule(way, everywhere, "BATCH_MATMUL", symmetric=True))
     weighted, others = floats
     if others:
