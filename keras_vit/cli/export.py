@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ FORMATS = {
 QUANTIZATIONS = ("float16", "dynamic", "int8", "int16x8")
 CALIBRATED = ("int8", "int16x8")
 PROBABILITIES = ("softmax", "sigmoid")
+# Files that an artifact may have beside it.
+_COMPANIONS = {"onnx": ("{0.name}.data",), "openvino": ("{0.stem}.bin",)}
 _GPU_BATCH = 64
 _BATCH = 32
 
@@ -122,6 +125,21 @@ def check(options: argparse.Namespace) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Exports and compares; the status is 1 if the artifact differs too much."""
+    # Told to end, it takes away what it has begun.
+    before = signal.signal(signal.SIGTERM, _end)
+    try:
+        return _run(options)
+    except RuntimeError as error:  # of TensorFlow, or a process that died
+        raise ValueError(str(error)) from error
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _end(number: int, frame) -> None:
+    raise SystemExit(128 + number)
+
+
+def _run(options: argparse.Namespace) -> int:
     from keras_vit.cli.models import load
     from keras_vit.export.folders import staged
     from keras_vit.export.saved_model import version_of
@@ -137,7 +155,8 @@ def run(options: argparse.Namespace) -> int:
     elif options.quantize in CALIBRATED and images is not None and labels is not None:
         # What calibrates does not judge as well.
         calibration, images, labels = images[::2], images[1::2], labels[1::2]
-    with staged(target, options.overwrite) as path:
+    companions = tuple(name.format(target) for name in _COMPANIONS.get(options.to, ()))
+    with staged(target, options.overwrite, companions) as path:
         _write(options, path, model, known, calibration)
         found: dict[str, Any] = {"path": str(target), "format": options.to}
         text = f"wrote {target}, {shared.megabytes(shared.bytes_on_disk(path))}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -63,12 +64,20 @@ def calibration_images(
     if found.dtype.kind not in "fiu":
         raise ValueError(f"`{argument}` must hold numbers. Received: dtype={found.dtype}")
     found = found.astype("float32")
-    _check_values(found, pixels, argument)
+    check_values(found, pixels, argument)
     return found
 
 
 def _spread(data: Any, count: int, argument: str) -> Iterator[np.ndarray]:
     """Single images, spread over arrays, over batches, or over the beginning of a stream."""
+    if isinstance(data, str | bytes | os.PathLike):
+        raise ValueError(f"`{argument}` must be images, not a path. Received: {data!r}")
+    if hasattr(data, "__array__") and not isinstance(data, np.ndarray):
+        data = np.asarray(data)
+    if isinstance(data, tuple) and len(data) == 2 and np.ndim(data[1]) == 4:
+        raise ValueError(
+            f"`{argument}`: the second of a pair is taken for labels; pass batches in a list."
+        )
     if isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], np.ndarray):
         data = data[0]
     if isinstance(data, np.ndarray):
@@ -108,7 +117,8 @@ def _evenly(length: int, count: int) -> np.ndarray:
     return np.unique(np.linspace(0, length - 1, min(length, count)).round().astype(int))
 
 
-def _check_values(images: np.ndarray, pixels: bool, argument: str) -> None:
+def check_values(images: np.ndarray, pixels: bool, argument: str) -> None:
+    """Raises a ValueError unless values are finite, and pixels 0..255 where they should be."""
     low, high = float(images.min()), float(images.max())
     if not (math.isfinite(low) and math.isfinite(high)):
         raise ValueError(f"`{argument}` holds values that are not finite numbers.")

@@ -1,11 +1,8 @@
-"""The process in which `isolation` has TensorFlow work: `python -m keras_vit.export.child DIR`."""
+"""What the process does in which `isolation` has TensorFlow work."""
 
 from __future__ import annotations
 
 import json
-import os
-import sys
-import threading
 import traceback
 from pathlib import Path
 
@@ -20,7 +17,6 @@ _PASSED_ON = ("FileExistsError", "OSError", "ImportError", "ValueError")
 
 def main(folder: Path) -> None:
     """Loads the folder's model, does its job, and writes `result.json` beside it."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
     job = json.loads((folder / "job.json").read_text())
     try:
         model = _load(folder / "model.keras")
@@ -46,11 +42,3 @@ def _load(path: Path):
             f"known there only if Keras runs on TensorFlow (KERAS_BACKEND=tensorflow). {error}"
         ) from error
 
-
-def _end_with_parent() -> None:
-    sys.stdin.buffer.read()
-    os._exit(1)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

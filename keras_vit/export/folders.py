@@ -37,7 +37,7 @@ def target(path: Any, suffix: str, overwrite: bool) -> Path:
 
 def refuse_existing(path: Path, overwrite: bool) -> None:
     """Raises a FileExistsError if there is something, and it is not to be replaced."""
-    if path.exists() and not _checks.boolean("overwrite", overwrite):
+    if not _checks.boolean("overwrite", overwrite) and path.exists():
         raise FileExistsError(
             f"{path} exists: name another path, or pass overwrite=True to replace it."
         )
@@ -65,6 +65,8 @@ def staged(path: Path, overwrite: bool, companions: Sequence[str] = ()) -> Itera
         folder = hidden / (path.parent.name or "root")
         folder.mkdir()
         yield folder / path.name
+        # Another export may have come first.
+        refuse_existing(path, overwrite)
         _place(folder, path, companions)
     finally:
         shutil.rmtree(hidden, ignore_errors=True)

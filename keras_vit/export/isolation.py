@@ -22,6 +22,17 @@ from keras_vit.export.preparation import Serving, check_model
 _DROPPED = ("TF_CONFIG", "KERAS_DISTRIBUTION_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "XLA_FLAGS")
 _SETTINGS = {"KERAS_BACKEND": "tensorflow", "CUDA_VISIBLE_DEVICES": ""}
 _ERRORS = {kind.__name__: kind for kind in (ValueError, ImportError, OSError, FileExistsError)}
+# The child ends as soon as its standard input does, also while it imports.
+_START = """
+import os, sys, threading
+def end_with_parent():
+    sys.stdin.buffer.read()
+    os._exit(1)
+threading.Thread(target=end_with_parent, daemon=True).start()
+from pathlib import Path
+from keras_vit.export.child import main
+main(Path(sys.argv[1]))
+"""
 _LINES = 12  # of what a dead process said last
 
 
@@ -72,13 +83,22 @@ def under_tensorflow(model: keras.Model, task: str, serving: Serving, **argument
     check_model(model)
     _deps.require("tensorflow", "export", "Exporting models, from any backend,")
     if keras.backend.backend() == "tensorflow" and not _has_strategy():
-        return function(task)(model, serving, **arguments)
+        return _here(function(task), model, serving, arguments)
     with tempfile.TemporaryDirectory(prefix="keras-vit-export-") as name:
         folder = Path(name)
         model.save(folder / "model.keras")
         job = {"task": task, "serving": serving.to_dict(), "arguments": arguments}
         (folder / "job.json").write_text(json.dumps(job))
         return _child(folder)
+
+
+def _here(task, model: keras.Model, serving: Serving, arguments: dict[str, Any]) -> Any:
+    import tensorflow as tf
+
+    try:
+        return task(model, serving, **arguments)
+    except tf.errors.OpError as error:  # such as a full disk
+        raise RuntimeError(f"{type(error).__name__}: {error.message}") from error
 
 
 def function(name: str) -> Any:
@@ -95,11 +115,11 @@ def _has_strategy() -> bool:
 
 def _child(folder: Path) -> Any:
     log = folder / "log.txt"
-    command = [sys.executable, "-m", "keras_vit.export.child", str(folder)]
+    command = [sys.executable, "-c", _START, str(folder)]
     with open(log, "wb") as said:
         # The child ends when this end of its standard input closes, however this process ends.
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=said, stderr=said, env=_environment()
+            command, stdin=subprocess.PIPE, stdout=said, stderr=said, env=_environment(folder)
         )
         try:
             code = process.wait()
@@ -115,11 +135,12 @@ def _child(folder: Path) -> Any:
     return found["value"]
 
 
-def _environment() -> dict[str, str]:
+def _environment(folder: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_DROPPED)}
     root = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join([root, *filter(None, [kept.get("PYTHONPATH")])])
-    return {"TF_CPP_MIN_LOG_LEVEL": "2", **kept, **_SETTINGS, "PYTHONPATH": path}
+    own = {**_SETTINGS, "PYTHONPATH": path, "TMPDIR": str(folder)}
+    return {"TF_CPP_MIN_LOG_LEVEL": "2", **kept, **own}
 
 
 def _last_words(code: int, log: Path) -> str:

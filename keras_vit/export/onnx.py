@@ -124,7 +124,8 @@ def convert(
     onnx = _deps.optional("onnx", "onnx", "Writing ONNX")
     network = exportable(model)
     proto = _by_tf2onnx(network, serving, opset, batch_size)
-    weights = {variable.path: variable.numpy() for variable in network.variables}
+    variables = zip(_names(network.variables), network.variables, strict=True)
+    weights = {name: variable.numpy() for name, variable in variables}
     insert_weights(proto, weights)
     _dress(onnx, proto, opset, describe(serving))
     if sum(values.nbytes for values in weights.values()) > external_above:
@@ -137,6 +138,14 @@ def convert(
         onnx.checker.check_model(path, full_check=True)
     except onnx.checker.ValidationError as error:
         raise ValueError(f"The model cannot be written as ONNX {opset}: {error}") from error
+
+
+def _names(variables) -> list[str]:
+    """A name for each: its path, with a number where others have the same, as in nested models."""
+    paths = [variable.path for variable in variables]
+    return [
+        path if paths.count(path) == 1 else f"{path}:{number}" for number, path in enumerate(paths)
+    ]
 
 
 def _by_tf2onnx(network: keras.Model, serving: Serving, opset: int, batch_size: int | None):
@@ -163,7 +172,7 @@ def _by_tf2onnx(network: keras.Model, serving: Serving, opset: int, batch_size: 
         raise ValueError(
             f"The model cannot be written as ONNX {opset}: {'; '.join(complaints + strange)}"
         )
-    names = {f"weight_{number}": variable.path for number, variable in enumerate(variables)}
+    names = {f"weight_{number}": name for number, name in enumerate(_names(variables))}
     for value in proto.graph.input:
         value.name = names.get(value.name, value.name)
     for node in proto.graph.node:

@@ -177,6 +177,18 @@ def check_model(model: Any) -> None:
             "`model` has low-rank updates (LoRA): export what "
             "`keras_vit.training.merge_lora(model)` returns."
         )
+    quantized = sorted(
+        {
+            layer.dtype_policy.name
+            for layer in model._flatten_layers()
+            if getattr(layer.dtype_policy, "quantization_mode", None)
+        }
+    )
+    if quantized:
+        raise ValueError(
+            "`model` was quantised by Keras, which exports cannot undo: export the model as it was "
+            f"before (TFLite's own quantisation is `to_tflite`'s). Received: {', '.join(quantized)}"
+        )
     if not isinstance(model, FlatModel):
         _check_foreign(model)
 
@@ -203,12 +215,22 @@ def _check_foreign(model: keras.Model) -> None:
             "`model` computes in a half precision, which only models of this package are rebuilt "
             f"from: build it under the policy float32. Received: {', '.join(sorted(half))}"
         )
-    activation = getattr(getattr(model.layers[-1], "activation", None), "__name__", None)
+    activation = _activation(model.outputs[0])
     if activation in PROBABILITIES:
         raise ValueError(
             "`model` must give logits: leave the activation of its last layer out (exports add "
             f"probabilities themselves). Received: activation={activation!r}"
         )
+
+
+def _activation(output) -> str:
+    """What the operation that gives an output ends in, in lower case; empty if nothing."""
+    operation = output._keras_history.operation
+    inner = getattr(operation, "outputs", None)
+    if isinstance(operation, keras.Model) and inner:
+        return _activation(inner[0])
+    activation = getattr(operation, "activation", None)
+    return str(getattr(activation, "__name__", None) or type(operation).__name__).lower()
 
 
 def _is_plain(model: FlatModel) -> bool:

@@ -188,7 +188,8 @@ def _rule(
     weights = {
         "num_bits": way.weights,
         "symmetric": True,
-        "granularity": "TENSORWISE" if casts else "CHANNELWISE",
+        # A constant factor of a product of activations, such as a pooling's query, has no channels.
+        "granularity": "TENSORWISE" if casts or operation == "BATCH_MATMUL" else "CHANNELWISE",
         "dtype": "FLOAT" if casts else "INT",
     }
     config: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Runs one artifact in its own runtime, without Keras: `python -I runtimes.py job.json`.
+"""Runs one artifact in its own runtime, without Keras: `python -P runtimes.py job.json`.
 
 A plain script of the standard library, NumPy and the runtime. The job is a JSON object:
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from keras_vit.export.preparation import TOP, Serving, exportable, serving_of
 LABELS = "labels.txt"
 SETTINGS = "keras_vit.json"
 _EXTRA = "assets.extra"
+_LAST = 2**63 - 1  # TF Serving's versions are of 64 bits
 # Pictures that are decoded have these numbers of channels.
 _DECODED = (1, 3)
 
@@ -91,10 +93,12 @@ def to_saved_model(
     )
     if max_batch_size is not None:
         _checks.positive_int("max_batch_size", max_batch_size)
-    if warmup:
+    if warmup is not None and _checks.boolean("warmup", warmup):
         _deps.require(warm_up.PACKAGE, "export", "Writing warm-up requests")
     for name, reason in _left_out(serving).items():
         warnings.warn(f"The signature {name} is left out: {reason}.", stacklevel=2)
+    if not isinstance(path, str | os.PathLike):
+        raise ValueError(f"`path` must be a path. Received: {path!r}")
     version = version_of(Path(path).expanduser())
     with staged(version, overwrite) as partial:
         under_tensorflow(
@@ -112,7 +116,18 @@ def to_saved_model(
 
 def version_of(path: Path) -> Path:
     """The directory of the version that a path means: itself, or the next one below it."""
+    strange = set("[]*?") & set(str(path))
+    if strange:
+        raise ValueError(
+            f"`path` must be without {' '.join(sorted(strange))}, which TensorFlow takes for a "
+            f"pattern when it loads a model. Received: {path}"
+        )
     if path.name.isdecimal():
+        if path.name != str(int(path.name)) or int(path.name) > _LAST:
+            raise ValueError(
+                f"A version is a number from 0 to {_LAST}, without zeros before it. "
+                f"Received: {path.name}"
+            )
         return path
     if (path / "saved_model.pb").exists():
         raise FileExistsError(
@@ -120,7 +135,8 @@ def version_of(path: Path) -> Path:
             "numbered versions, such as serving/vit."
         )
     known = path.iterdir() if path.is_dir() else ()
-    versions = [int(entry.name) for entry in known if entry.name.isdecimal()]
+    names = [entry.name for entry in known]
+    versions = [int(name) for name in names if name.isascii() and name.isdecimal()]
     return path / str(max(versions, default=0) + 1)
 
 

@@ -100,8 +100,10 @@ def to_tflite(
     if batch_size is not None:
         batch_size = _checks.positive_int("batch_size", batch_size)
     images = _calibration(quantize, calibration, serving, calibration_size)
-    for name in about or {}:
+    for name, text in (about or {}).items():
         _checks.choice("about", name, tflite_metadata.ABOUT)
+        if not isinstance(text, str):
+            raise ValueError(f"`about` must hold text. Received: {name}={text!r}")
     with (
         staged(path, overwrite) as partial,
         tempfile.TemporaryDirectory(prefix="keras-vit-tflite-") as folder,

@@ -195,7 +195,7 @@ def _labels(content: bytes, metadata: Mapping[str, Any]) -> list[str]:
     for file in outputs[0].get("associated_files", ()):
         if file.get("type") == "TENSOR_AXIS_LABELS":
             with zipfile.ZipFile(io.BytesIO(content)) as archive:
-                return archive.read(file["name"]).decode("utf-8").splitlines()
+                return archive.read(file["name"]).decode("utf-8").rstrip("\n").split("\n")
     return []
 
 

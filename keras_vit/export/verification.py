@@ -34,6 +34,8 @@ class Bounds:
     Attributes:
         tolerance: the largest difference of a logit; `None`: any.
         agreement: the least part of the images whose first class is the model's; `None`: any.
+        relative: the largest root mean square of the differences, by that of how the logits vary
+            over the images; `None`: any. It tells of models whose first class says nothing.
         scaled: whether the tolerance is for logits whose standard deviation is 1, and grows with
             theirs: rounded weights err in proportion.
     """
@@ -41,14 +43,15 @@ class Bounds:
     tolerance: float | None = None
     agreement: float | None = None
     scaled: bool = False
+    relative: float | None = None
 
 
 # How the precision of an artifact is told, see `runtimes`.
 BOUNDS = {
     "float32": Bounds(tolerance=1e-3),
     "float16": Bounds(tolerance=2e-2, scaled=True),
-    "int8": Bounds(agreement=0.98),
-    "int16x8": Bounds(agreement=0.98),
+    "int8": Bounds(agreement=0.98, relative=0.5),
+    "int16x8": Bounds(agreement=0.98, relative=0.5),
 }
 
 
@@ -75,7 +78,10 @@ class Run:
         batch: the only batch that the artifact takes, or `None`.
         difference: the largest |difference| of a logit (a feature, without a head).
         bound: the largest that is allowed, or `None`.
-        agreement: the part of the images whose first class is the model's; `None` without a head.
+        relative: root mean square of the differences, by that of how each output varies.
+        most_relative: the largest that is allowed, or `None`.
+        agreement: the part of the images whose first class is the model's; `None` where there are
+            not several.
         least_agreement: the least that is allowed, or `None`.
         accuracy: the part of the images whose first class is their label, or `None`.
         latency: of one image.
@@ -93,6 +99,8 @@ class Run:
     batch: int | None = None
     difference: float | None = None
     bound: float | None = None
+    relative: float | None = None
+    most_relative: float | None = None
     agreement: float | None = None
     least_agreement: float | None = None
     accuracy: float | None = None
@@ -114,6 +122,12 @@ class Run:
             found.append("gives values that are not finite")
         elif self.bound is not None and difference > self.bound:
             found.append(f"differs by {self.difference:.2e} at most, allowed are {self.bound:.2e}")
+        if None not in (self.relative, self.most_relative):
+            if not self.relative <= self.most_relative:  # type: ignore[operator]
+                found.append(
+                    f"differs by {self.relative:.0%} of what the outputs vary, allowed are "
+                    f"{self.most_relative:.0%}"
+                )
         if self.agreement is not None and self.least_agreement is not None:
             if not self.agreement >= self.least_agreement:
                 found.append(
@@ -169,7 +183,8 @@ class Verification:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as JSON values, with `failures`."""
-        return {**dataclasses.asdict(self), "failures": list(self.failures)}
+        found = {**dataclasses.asdict(self), "failures": list(self.failures)}
+        return _finite(found)
 
     def to_json(self) -> str:
         """`to_dict` as text."""
@@ -194,6 +209,15 @@ class Verification:
 
     def __str__(self) -> str:
         return self.text()
+
+
+def _finite(value: Any) -> Any:
+    """The value with `None` for numbers that JSON does not have."""
+    if isinstance(value, dict):
+        return {key: _finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _cells(run: Run) -> list[str]:

@@ -18,6 +18,7 @@ import numpy as np
 from keras_vit import _checks, _deps
 from keras_vit.evaluation.batches import Predictor, as_array, batches
 from keras_vit.export import runtimes as script
+from keras_vit.export.calibration import check_values
 from keras_vit.export.preparation import exportable, serving_of
 from keras_vit.export.synthetic import pictures
 from keras_vit.export.verification import BOUNDS, Bounds, Latency, Run, Verification
@@ -34,6 +35,7 @@ _NEEDS = {
     "openvino": ("openvino", "openvino"),
 }
 _OUTPUTS = ("logits", "features")  # what is compared: the first that there is
+_FEW = 8  # images, over which nothing is said to vary
 _LINES = 8  # of what a dead process said last
 
 
@@ -95,10 +97,16 @@ def verify(
     _checks.positive_int("repeats", repeats)
     _checks.positive_float("timeout", timeout)
     _checks.positive_float("seconds", seconds)
+    if tolerance is not None and not (_is_number(tolerance) and tolerance >= 0):
+        raise ValueError(f"`tolerance` must be a number of at least 0. Received: {tolerance!r}")
+    if agreement is not None and not (_is_number(agreement) and 0 <= agreement <= 1):
+        raise ValueError(f"`agreement` must lie between 0 and 1. Received: {agreement!r}")
+    if signature != "serving_default" and kind != "saved_model":
+        raise ValueError(f"`signature` is of SavedModels. Received: {signature!r} for {path}")
     serving = serving_of(model)
     if labels is not None and serving.num_classes is None:
         raise ValueError("`labels` need a model with a head.")
-    pixels, labels, source = _images(images, labels, serving.image_shape)
+    pixels, labels, source = _images(images, labels, serving)
     if signature != "serving_default":
         pixels = np.round(pixels)  # what other signatures take
     expected = _expected(model, pixels, signature)
@@ -180,7 +188,12 @@ def _names(runtimes: Sequence[str] | None, kind: str) -> tuple[str, ...]:
     return names
 
 
-def _images(images, labels, shape) -> tuple[np.ndarray, np.ndarray | None, str]:
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _images(images, labels, serving) -> tuple[np.ndarray, np.ndarray | None, str]:
+    shape = serving.image_shape
     source = "synthetic" if images is None else "given"
     if images is None:
         if labels is not None:
@@ -191,8 +204,15 @@ def _images(images, labels, shape) -> tuple[np.ndarray, np.ndarray | None, str]:
         raise ValueError(
             f"`images` must have shape (n, {', '.join(map(str, shape))}). Received: {images.shape}"
         )
+    if serving.pixels and source == "given":
+        check_values(images, True, "images")
     if labels is not None:
         labels = as_array(labels)
+        if labels.size and not 0 <= labels.min() <= labels.max() < serving.num_classes:
+            raise ValueError(
+                f"`labels` must lie between 0 and {serving.num_classes - 1}. "
+                f"Received: {labels.min()} to {labels.max()}"
+            )
         if labels.shape != (len(images),) or labels.dtype.kind not in "iu":
             raise ValueError(
                 "`labels` must be a class number for each image. "
@@ -232,7 +252,7 @@ def _run(job: dict[str, Any], images: np.ndarray, timeout: float):
         job = {**job, **{key: str(folder / place) for key, place in places.items()}}
         np.save(job["images"], images)
         (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
-        command = [sys.executable, "-I", script.__file__, str(folder / "job.json")]
+        command = [sys.executable, "-P", script.__file__, str(folder / "job.json")]
         with open(folder / "log.txt", "wb") as log:
             try:
                 code = subprocess.run(
@@ -297,7 +317,7 @@ def _compare(name, found, values, expected, labels, given: Bounds, latency: Late
     bound = given.tolerance
     if bound is None and usual.tolerance is not None:
         bound = usual.tolerance * (max(1.0, float(expected.std())) if usual.scaled else 1.0)
-    classes = values.ndim == 2
+    classes = values.ndim == 2 and values.shape[1] > 1
     same = float(np.mean(values.argmax(-1) == expected.argmax(-1))) if classes else None
     own = Latency(**found["latency"])
     return Run(
@@ -307,6 +327,8 @@ def _compare(name, found, values, expected, labels, given: Bounds, latency: Late
         precision=found["precision"],
         batch=found["batch"],
         difference=float(np.abs(values - expected).max()),
+        relative=_relative(values, expected),
+        most_relative=usual.relative if given.tolerance is None else None,
         bound=bound,
         agreement=same,
         least_agreement=usual.agreement if given.agreement is None else given.agreement,
@@ -317,6 +339,16 @@ def _compare(name, found, values, expected, labels, given: Bounds, latency: Late
         peak_memory=found["peak_memory"],
         threads=found["threads"],
     )
+
+
+def _relative(values: np.ndarray, expected: np.ndarray) -> float:
+    """Root mean square of the differences, by that of how each output varies over the images."""
+    varies = expected - expected.mean(axis=0)
+    if len(expected) < _FEW or not varies.any():
+        varies = expected
+    scale = float(np.sqrt(np.mean(varies.astype("float64") ** 2)))
+    error = float(np.sqrt(np.mean((values - expected).astype("float64") ** 2)))
+    return error / scale if scale else (0.0 if error == 0 else float("inf"))
 
 
 def _accuracy(values: np.ndarray, labels: np.ndarray | None) -> float | None:

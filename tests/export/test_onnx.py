@@ -305,3 +305,16 @@ def test_from_this_backend(tmp_path):
     found = verify(path, model, IMAGES, repeats=3)
     assert found.backend == harness.BACKEND and not found.failures
     assert found.runs[0].difference == pytest.approx(np.abs(run(path)["logits"] - expected).max())
+
+
+@on_tensorflow
+def test_nested_models_whose_weights_share_their_paths(tmp_path):
+    one, two = make(), make()
+    for variable in two.weights:
+        variable.assign(-harness.numpy(variable))
+    images = keras.Input((24, 32, 3))
+    model = keras.Model(images, keras.layers.Average()([one(images), two(images)]))
+    found = run(to_onnx(model, tmp_path / "two.onnx"))["logits"]
+    expected = harness.numpy(harness.run(model, IMAGES))
+    assert np.abs(expected - harness.numpy(harness.run(one, IMAGES))).max() > 0.1
+    np.testing.assert_allclose(found, expected, atol=1e-4)

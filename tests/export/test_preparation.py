@@ -141,3 +141,26 @@ def test_settings_survive_json():
     serving = Serving((8, 8, 1), 2, False, ("ä", "b"), "sigmoid", "none", 0.9, "bicubic", 1)
     assert Serving.from_dict(serving.to_dict()) == serving
     assert Serving((8, 8, 1), 2).labels == ("0", "1")
+
+
+def test_what_keras_quantised_is_refused():
+    model = make()
+    model.quantize("int8")
+    with pytest.raises(ValueError, match="quantised by Keras.*int8"):
+        exportable(model)
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        keras.layers.Softmax(),
+        keras.ops.softmax,
+        lambda logits: keras.Model(i := keras.Input((5,)), keras.layers.Softmax()(i))(logits),
+    ],
+    ids=["layer", "operation", "nested"],
+)
+def test_probabilities_are_not_taken_for_logits(ending):
+    images = keras.Input((16, 24, 3))
+    logits = keras.layers.Dense(5)(keras.layers.Flatten()(images))
+    with pytest.raises(ValueError, match="must give logits.*softmax"):
+        exportable(keras.Model(images, ending(logits)))

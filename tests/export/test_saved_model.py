@@ -14,6 +14,7 @@ from PIL import Image
 
 import keras_vit
 from keras_vit.data import read_images
+from keras_vit.export.folders import staged
 from keras_vit.export.saved_model import to_saved_model, version_of
 
 pytestmark = pytest.mark.export
@@ -337,3 +338,59 @@ def test_a_killed_export_leaves_no_version(tmp_path):
     process.communicate()
     assert not [entry for entry in (tmp_path / "vit").iterdir() if entry.name.isdecimal()]
     assert version_of(tmp_path / "vit").name == "1"
+
+
+@on_tensorflow
+@pytest.mark.parametrize("name", ["03", "99999999999999999999", "٣", "a[1]", "vit*"])
+def test_versions_and_paths_that_tensorflow_cannot_have(name, tmp_path):
+    with pytest.raises(ValueError, match="version is a number|takes for a pattern"):
+        version_of(tmp_path / name)
+
+
+@on_tensorflow
+def test_an_export_that_came_first_is_not_replaced(tmp_path):
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        with staged(tmp_path / "vit" / "1", overwrite=False) as path:
+            path.mkdir()
+            (tmp_path / "vit" / "1").mkdir()
+            (tmp_path / "vit" / "1" / "theirs").touch()
+    assert [entry.name for entry in (tmp_path / "vit").iterdir()] == ["1"]
+    assert (tmp_path / "vit" / "1" / "theirs").exists()
+
+
+@on_tensorflow
+def test_companions_of_an_older_artifact_go(tmp_path):
+    for name in ("a.onnx", "a.onnx.data", "b.onnx"):
+        (tmp_path / name).write_text("older")
+    with staged(tmp_path / "a.onnx", True, ("a.onnx.data",)) as path:
+        path.write_text("newer")
+    found = {entry.name: entry.read_text() for entry in tmp_path.iterdir()}
+    assert found == {"a.onnx": "newer", "b.onnx": "older"}
+
+
+@on_tensorflow
+def test_wrong_kinds_of_arguments(model, tmp_path):
+    for arguments in ({"overwrite": "no"}, {"warmup": "x"}):
+        with pytest.raises(ValueError, match="must be"):
+            to_saved_model(model, tmp_path / "vit", **arguments)
+    with pytest.raises(ValueError, match="must be a path"):
+        to_saved_model(model, None)
+
+
+@on_tensorflow
+def test_a_command_told_to_end_takes_away_what_it_began(model, tmp_path):
+    model.save(tmp_path / "model.keras")
+    code = KILLED.replace("to_saved_model(model, sys.argv[1], warmup=True)", "").replace(
+        "import sys, keras_vit", "import sys, keras_vit.cli.main"
+    )
+    arguments = ["export", "--model", str(tmp_path / "model.keras"), "--to", "saved_model"]
+    arguments += ["--output", str(tmp_path / "vit")]
+    code += f"\nkeras_vit.cli.main.main({arguments!r})"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "writing\n"
+    process.terminate()
+    process.communicate()
+    assert process.returncode == 128 + signal.SIGTERM
+    assert not list((tmp_path / "vit").iterdir())

@@ -1,5 +1,6 @@
 """TFLite files: builtin operators alone, right in both interpreters, whatever the model."""
 
+import harness
 import keras
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ litert = pytest.importorskip("ai_edge_litert.interpreter")
 pytest.importorskip("ai_edge_quantizer")
 
 from keras_vit.export import quantization, tflite, tflite_graph  # noqa: E402
+from keras_vit.export.verify import verify  # noqa: E402
 
 pytestmark = [
     pytest.mark.export,
@@ -296,3 +298,16 @@ def test_a_file_above_the_limit_says_what_to_do(monkeypatch, model, tmp_path):
     with pytest.raises(ValueError, match='at most 2 GiB.*quantize="float16".*"dynamic"'):
         tflite.to_tflite(model, tmp_path / "m.tflite")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_constant_query_in_integers(tmp_path):
+    """Attention pooling's query has no channels: with a scale for each it was far off."""
+    model = keras_vit.VisionTransformer(
+        image_shape=(16, 24, 3), patch_size=8, hidden_dim=16, num_layers=1, num_heads=4,
+        mlp_dim=32, num_classes=5, pooling="map",
+    )  # fmt: skip
+    harness.randomize(model)
+    images = harness.pixels((32, 16, 24, 3))
+    path = tflite.to_tflite(model, tmp_path / "map.tflite", "int8", images, float_ops=())
+    found = verify(path, model, images, repeats=3, agreement=0.0, runtimes=("ai_edge_litert",))
+    assert found.runs[0].relative < 0.2

@@ -170,3 +170,13 @@ def test_tflite_supports_own_reader_agrees(written):
     found = displayer.MetadataDisplayer.with_model_file(str(written))
     assert json.loads(found.get_metadata_json())["name"] == "Pets"
     assert found.get_packed_associated_file_list() == ["labels.txt"]
+
+
+def test_names_with_signs_that_part_lines_elsewhere(tmp_path):
+    names = ["a\u2028b", "c\x85d", "e\vf"]
+    model = keras_vit.VisionTransformer(
+        image_shape=(8, 8, 3), patch_size=8, hidden_dim=4, num_layers=1, num_heads=1, mlp_dim=4,
+        num_classes=3,
+    )  # fmt: skip
+    path = tflite.to_tflite(model, tmp_path / "a.tflite", class_names=names)
+    assert list(tflite_metadata.read_metadata(path)["labels"]) == names

@@ -334,3 +334,46 @@ def test_failures():
     assert "a: install a" in found.text() and "2.00 of the model's" in found.text()
     with pytest.raises(VerificationError, match="x.onnx is not its model: b: broke"):
         found.check()
+
+
+def test_integers_of_another_model_fail_where_the_first_class_says_nothing(folder):
+    one, other = make(num_classes=1), make(num_classes=1)
+    for variable in other.weights:
+        variable.assign(-harness.numpy(variable))
+    path = to_tflite(one, folder / "one_class.tflite", "dynamic")
+    options = {**QUICK, "runtimes": ("ai_edge_litert",)}
+    assert not verify(path, one, IMAGES, **options).failures
+    (failure,) = verify(path, other, IMAGES, **options).failures
+    assert "of what the outputs vary" in failure
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"tolerance": float("nan")}, "`tolerance`"),
+        ({"tolerance": "a"}, "`tolerance`"),
+        ({"tolerance": -1}, "`tolerance`"),
+        ({"agreement": 98}, "`agreement`"),
+        ({"agreement": float("nan")}, "`agreement`"),
+        ({"threads": 10**6}, "`threads`"),
+        ({"batch_sizes": ()}, "`batch_sizes`"),
+        ({"signature": "features"}, "`signature`"),
+        ({"labels": LABELS + 1}, "between 0 and 6"),
+        ({"images": IMAGES / 255}, "multiply them by 255"),
+    ],
+    ids=str,
+)
+def test_bounds_and_values_out_of_range(arguments, words, model, onnx_file):
+    images = arguments.pop("images", IMAGES)
+    with pytest.raises(ValueError, match=words):
+        verify(onnx_file, model, images, **arguments)
+
+
+def test_json_has_no_numbers_of_its_own():
+    run = Run("x", "ran", difference=float("nan"), precision="float32", bound=1e-3)
+    assert run.failure and "not finite" in run.failure
+    verification = Verification(
+        artifact="a", kind="onnx", signature="s", size=1, weights=1, images=1, source="given",
+        backend="jax", model_latency=Latency(1.0, 1.0, 1), accuracy=None, notes=(), runs=(run,),
+    )  # fmt: skip
+    assert json.loads(verification.to_json())["runs"][0]["difference"] is None
