@@ -236,7 +236,8 @@ def accuracy(options):
     images, labels = test["images"][chosen], test["labels"][chosen]
     rows = []
     print(f"{processor()}; {options.model.name}, {len(images):,} test pictures")
-    for label, arguments in QUANTIZATIONS.items():
+    for label in options.quantizations:
+        arguments = QUANTIZATIONS[label]
         if arguments.get("quantize", "").startswith("int"):
             arguments = {**arguments, "calibration": calibration["images"]}
         with tempfile.TemporaryDirectory() as folder:
@@ -282,6 +283,9 @@ def main() -> int:
     tasks["accuracy"].add_argument("model", type=Path)
     tasks["accuracy"].add_argument("--test", type=Path, required=True, metavar="NPZ")
     tasks["accuracy"].add_argument("--calibration", type=Path, required=True, metavar="NPZ")
+    tasks["accuracy"].add_argument(
+        "--quantizations", nargs="+", choices=QUANTIZATIONS, default=list(QUANTIZATIONS)
+    )
     tasks["accuracy"].add_argument("--skip", type=int, default=0, metavar="N", help="pictures")
     tasks["accuracy"].add_argument("--limit", type=int, metavar="N", help="the last picture; all")
     options = parser.parse_args()

@@ -13,6 +13,7 @@ import argparse
 import dataclasses
 import json
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ FORMATS = {
 QUANTIZATIONS = ("float16", "dynamic", "int8", "int16x8")
 CALIBRATED = ("int8", "int16x8")
 PROBABILITIES = ("softmax", "sigmoid")
+_SUFFIXES = {"tflite": ".tflite", "onnx": ".onnx", "openvino": ".xml"}
 # Files that an artifact may have beside it.
 _COMPANIONS = {"onnx": ("{0.name}.data",), "openvino": ("{0.stem}.bin",)}
 _GPU_BATCH = 64
@@ -63,7 +65,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--agreement", type=float, metavar="X", help="least share of equal first classes (0.98)"
     )
-    parser.add_argument("--threads", type=shared.positive, default=1, metavar="N")
+    parser.add_argument(
+        "--threads", type=shared.positive, default=1, metavar="N", help="of the runtimes (1)"
+    )
     parser.add_argument("--json", action="store_true", help="print a JSON object")
     shared.add_backend_option(parser)
     own = parser.add_argument_group("of some formats")
@@ -104,6 +108,12 @@ def check(options: argparse.Namespace) -> None:
     shared.check_model("--model", options.model)
     for option, data in (("--images", options.images), ("--calibration", options.calibration)):
         shared.check_data(option, data)
+    for option, value, most in (
+        ("tolerance", options.tolerance, float("inf")),
+        ("agreement", options.agreement, 1),
+    ):
+        if value is not None and not 0 <= value <= most:
+            raise ValueError(f"--{option} must lie between 0 and {most}. Received: {value}")
     taken = FORMATS[options.to]
     names = dict.fromkeys(name for group in FORMATS.values() for name in group)
     for name in names:
@@ -121,6 +131,9 @@ def check(options: argparse.Namespace) -> None:
         )
     if options.calibration is not None and not calibrated:
         raise ValueError(f"--calibration is of --quantize {' and '.join(CALIBRATED)}.")
+    suffix = _SUFFIXES.get(options.to, options.output.suffix)
+    if options.output.suffix != suffix:
+        raise ValueError(f"--output must end in {suffix}. Received: {options.output}")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -141,6 +154,7 @@ def _end(number: int, frame) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     from keras_vit.cli.models import load
+    from keras_vit.export.batching import BATCHING
     from keras_vit.export.folders import staged
     from keras_vit.export.saved_model import version_of
 
@@ -154,12 +168,18 @@ def _run(options: argparse.Namespace) -> int:
         calibration = _pictures(options.calibration, model, known, options)[0]
     elif options.quantize in CALIBRATED and images is not None and labels is not None:
         # What calibrates does not judge as well.
+        if len(images) < 2:
+            raise ValueError("--images must have pictures to calibrate on, and others to judge by.")
         calibration, images, labels = images[::2], images[1::2], labels[1::2]
     companions = tuple(name.format(target) for name in _COMPANIONS.get(options.to, ()))
     with staged(target, options.overwrite, companions) as path:
         _write(options, path, model, known, calibration)
         found: dict[str, Any] = {"path": str(target), "format": options.to}
-        text = f"wrote {target}, {shared.megabytes(shared.bytes_on_disk(path))}"
+        files = [path, *(path.with_name(name) for name in companions)]
+        size = sum(shared.bytes_on_disk(file) for file in files if file.exists())
+        text = f"wrote {target}, {shared.megabytes(size)}"
+        if options.max_batch_size:
+            text += f"\nwrote {target.with_name(BATCHING)}"
         if not options.no_verify:
             result = _verify(options, path, model, images, labels)
             result = dataclasses.replace(result, artifact=str(target))
@@ -226,5 +246,11 @@ def _pictures(spec: str | None, model, known: dict, options: argparse.Namespace)
         crop=_crop(options, known),
         num_classes=config["num_classes"],
     )
-    images, labels = zip(*pipeline.dataset.as_numpy_iterator(), strict=True)
+    batches = list(pipeline.dataset.as_numpy_iterator())
+    unreadable = pipeline.bad.report()
+    if unreadable:
+        print(unreadable, file=sys.stderr)
+    if not batches:
+        raise ValueError(f"No picture of {spec} could be read.")
+    images, labels = zip(*batches, strict=True)
     return np.concatenate(images), np.concatenate(labels)

@@ -41,4 +41,3 @@ def _load(path: Path):
             "The model could not be loaded where TensorFlow exports it; layers of your own are "
             f"known there only if Keras runs on TensorFlow (KERAS_BACKEND=tensorflow). {error}"
         ) from error
-

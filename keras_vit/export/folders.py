@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -59,6 +60,7 @@ def staged(path: Path, overwrite: bool, companions: Sequence[str] = ()) -> Itera
     """
     refuse_existing(path, overwrite)
     path = path.absolute()
+    made = not path.parent.exists()
     path.parent.mkdir(parents=True, exist_ok=True)
     hidden = Path(tempfile.mkdtemp(".partial", f".{path.name[:40]}-", path.parent))
     try:
@@ -70,6 +72,9 @@ def staged(path: Path, overwrite: bool, companions: Sequence[str] = ()) -> Itera
         _place(folder, path, companions)
     finally:
         shutil.rmtree(hidden, ignore_errors=True)
+        if made:
+            with contextlib.suppress(OSError):  # it is of use to what was written
+                path.parent.rmdir()
 
 
 def _place(folder: Path, path: Path, companions: Sequence[str]) -> None:

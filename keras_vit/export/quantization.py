@@ -92,7 +92,12 @@ def check(quantize: Any, float_ops: Any, io_dtype: Any) -> tuple[str, ...]:
     """
     _checks.choice("quantize", quantize, (None, *QUANTIZATIONS))
     way = QUANTIZATIONS.get(quantize, Quantization(32))
-    _checks.choice("io_dtype", io_dtype, way.io)
+    if io_dtype not in way.io:
+        takers = [name for name, each in QUANTIZATIONS.items() if io_dtype in each.io]
+        raise ValueError(
+            f"`io_dtype` {io_dtype!r} is of quantize={' or '.join(takers) or 'nothing'}; here it "
+            f"must be one of {way.io}. Received: quantize={quantize!r}"
+        )
     if float_ops is None:
         return way.float_ops
     if not way.is_static:

@@ -82,14 +82,14 @@ class TFLite:
         raise NotImplementedError
 
     def __init__(self, job):
-        kind = self.interpreter(job["threads"])
-        options = {"model_path": job["artifact"], "num_threads": job["threads"]}
-        self._interpreter = kind(**options)
+        self._options = {"model_path": job["artifact"], "num_threads": job["threads"]}
+        self._kind = self.interpreter(job["threads"])
+        self._interpreter = self._kind(**self._options)
         self.precision = _tflite_precision(self._interpreter.get_tensor_details())
         signatures = self._interpreter.get_signature_list()
-        name = job["signature"] if len(signatures) != 1 else next(iter(signatures))
-        _named(signatures, name, "signature")
-        self._run = self._interpreter.get_signature_runner(name)
+        self._signature = job["signature"] if len(signatures) != 1 else next(iter(signatures))
+        _named(signatures, self._signature, "signature")
+        self._run, self._batch = self._interpreter.get_signature_runner(self._signature), None
         ((self._name, entry),) = self._run.get_input_details().items()
         shape = entry["shape_signature"] if len(entry["shape_signature"]) else entry["shape"]
         self.shape = tuple(int(n) if n > 0 else None for n in shape)
@@ -97,6 +97,11 @@ class TFLite:
         self._outputs = self._run.get_output_details()
 
     def __call__(self, images):
+        if self._batch not in (None, len(images)):
+            # ai-edge-litert 2.3 gives wrong rows for some files of integers when it is resized.
+            self._interpreter = self._kind(**self._options)
+            self._run = self._interpreter.get_signature_runner(self._signature)
+        self._batch = len(images)
         if np.issubdtype(self.dtype, np.integer) and len(self._input["scales"]):
             limits = np.iinfo(self.dtype)
             images = images / self._input["scales"][0] + self._input["zero_points"][0]

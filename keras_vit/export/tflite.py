@@ -62,7 +62,8 @@ def to_tflite(
             `(n, height, width, channels)`, `(images, labels)`, an iterable of batches, or a
             `keras_vit.data.Pipeline`.
         batch_size: the only size of batches; `None`: any, of which interpreters take 1 unless
-            they are resized.
+            they are resized. Of files of integers ai-edge-litert 2.3 gave wrong rows after it
+            had run one image and was resized: make a new interpreter for another size of batch.
         output: `"logits"` or `"probabilities"`.
         float_ops: what stays float32 in a file of integers, out of "softmax", "activation"
             (GELU), "arithmetic" (LayerNorm, residuals), "attention" (its products), "stem" (the

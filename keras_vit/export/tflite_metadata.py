@@ -178,9 +178,11 @@ def read_metadata(path: str | Path) -> dict[str, Any]:
         `labels`, the lines of the first output's label file, `[]` where there is none.
 
     Raises:
-        ValueError: if the file has no metadata.
+        ValueError: if it is no .tflite file, or has no metadata.
     """
     content = Path(path).read_bytes()
+    if content[4:8] != b"TFL3":
+        raise ValueError(f"{path} is no .tflite file.")
     model = tflite_graph.parse(content)
     found = next((each for each in model.metadata or [] if each.name == ENTRY), None)
     if found is None:

@@ -19,6 +19,7 @@ from keras_vit import _checks, _deps
 from keras_vit.evaluation.batches import Predictor, as_array, batches
 from keras_vit.export import runtimes as script
 from keras_vit.export.calibration import check_values
+from keras_vit.export.comparison import accuracy, probabilities_of, relative_error
 from keras_vit.export.preparation import exportable, serving_of
 from keras_vit.export.synthetic import pictures
 from keras_vit.export.verification import BOUNDS, Bounds, Latency, Run, Verification
@@ -35,7 +36,6 @@ _NEEDS = {
     "openvino": ("openvino", "openvino"),
 }
 _OUTPUTS = ("logits", "features")  # what is compared: the first that there is
-_FEW = 8  # images, over which nothing is said to vary
 _LINES = 8  # of what a dead process said last
 
 
@@ -110,6 +110,7 @@ def verify(
     if signature != "serving_default":
         pixels = np.round(pixels)  # what other signatures take
     expected = _expected(model, pixels, signature)
+    classes = serving.num_classes is not None and signature != "features"
     missing = {name: _missing(name) for name in names}
     if all(missing.values()):
         raise ImportError(f"{path} cannot be verified: {' '.join(map(str, missing.values()))}")
@@ -126,9 +127,12 @@ def verify(
         except _Refused as refused:
             runs.append(Run(name, "failed", str(refused)))
             continue
-        values = _output(outputs, expected, path)
+        wanted = expected
+        if classes and "logits" not in outputs and "probabilities" in outputs:
+            wanted = probabilities_of(expected, serving.probabilities)
+        values = _output(outputs, wanted, path)
         given = Bounds(tolerance, agreement)
-        runs.append(_compare(name, found, values, expected, labels, given, latency))
+        runs.append(_compare(name, found, values, wanted, labels, given, latency, classes))
     ran = [run for run in runs if run.status == "ran"]
     if not ran:
         reasons = " ".join(f"{run.runtime}: {run.message}" for run in runs if run.message)
@@ -143,8 +147,8 @@ def verify(
         source=source,
         backend=keras.backend.backend(),
         model_latency=latency,
-        accuracy=_accuracy(expected, labels),
-        notes=_notes(model, source),
+        accuracy=accuracy(expected, labels),
+        notes=_notes(model, source, expected),
         runs=tuple(runs),
     )
 
@@ -312,12 +316,12 @@ def _output(outputs: dict[str, np.ndarray], expected: np.ndarray, path: Path) ->
     return min(fitting, key=lambda v: float(np.abs(v - expected).max())).astype("float32")
 
 
-def _compare(name, found, values, expected, labels, given: Bounds, latency: Latency) -> Run:
+def _compare(name, found, values, expected, labels, given, latency: Latency, classes) -> Run:
     usual = BOUNDS[found["precision"]]
     bound = given.tolerance
     if bound is None and usual.tolerance is not None:
         bound = usual.tolerance * (max(1.0, float(expected.std())) if usual.scaled else 1.0)
-    classes = values.ndim == 2 and values.shape[1] > 1
+    classes = classes and values.shape[1] > 1
     same = float(np.mean(values.argmax(-1) == expected.argmax(-1))) if classes else None
     own = Latency(**found["latency"])
     return Run(
@@ -327,32 +331,18 @@ def _compare(name, found, values, expected, labels, given: Bounds, latency: Late
         precision=found["precision"],
         batch=found["batch"],
         difference=float(np.abs(values - expected).max()),
-        relative=_relative(values, expected),
+        relative=relative_error(values, expected),
         most_relative=usual.relative if given.tolerance is None else None,
         bound=bound,
         agreement=same,
         least_agreement=usual.agreement if given.agreement is None else given.agreement,
-        accuracy=_accuracy(values, labels),
+        accuracy=accuracy(values, labels),
         latency=own,
         ratio=own.p50 / latency.p50,
         load_seconds=found["load_seconds"],
         peak_memory=found["peak_memory"],
         threads=found["threads"],
     )
-
-
-def _relative(values: np.ndarray, expected: np.ndarray) -> float:
-    """Root mean square of the differences, by that of how each output varies over the images."""
-    varies = expected - expected.mean(axis=0)
-    if len(expected) < _FEW or not varies.any():
-        varies = expected
-    scale = float(np.sqrt(np.mean(varies.astype("float64") ** 2)))
-    error = float(np.sqrt(np.mean((values - expected).astype("float64") ** 2)))
-    return error / scale if scale else (0.0 if error == 0 else float("inf"))
-
-
-def _accuracy(values: np.ndarray, labels: np.ndarray | None) -> float | None:
-    return None if labels is None else float(np.mean(values.argmax(-1) == labels))
 
 
 def _size(path: Path, kind: str) -> int:
@@ -370,8 +360,12 @@ def _bytes(variable) -> int:
     return int(np.prod(variable.shape)) * width.get(str(variable.dtype), 4)
 
 
-def _notes(model: keras.Model, source: str) -> tuple[str, ...]:
+def _notes(model: keras.Model, source: str, expected: np.ndarray) -> tuple[str, ...]:
     found = []
+    if not expected.any():
+        found.append(
+            "All outputs are zero, as an untrained head's: what is below it was not compared."
+        )
     policies = {layer.dtype_policy.compute_dtype for layer in model._flatten_layers()}
     half = sorted(policies & {"float16", "bfloat16"})
     if half:

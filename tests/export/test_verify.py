@@ -377,3 +377,20 @@ def test_json_has_no_numbers_of_its_own():
         backend="jax", model_latency=Latency(1.0, 1.0, 1), accuracy=None, notes=(), runs=(run,),
     )  # fmt: skip
     assert json.loads(verification.to_json())["runs"][0]["difference"] is None
+
+
+def test_features_are_no_classes_and_probabilities_are_compared_as_such(model, folder):
+    headless = make(num_classes=None)
+    path = to_onnx(headless, folder / "features.onnx")
+    run = verify(path, headless, IMAGES, **QUICK).runs[0]
+    assert run.agreement is None and run.failure is None
+    path = to_tflite(model, folder / "probabilities.tflite", output="probabilities")
+    for run in verify(path, model, IMAGES, labels=LABELS, **QUICK).runs:
+        assert run.failure is None and run.agreement == 1
+        assert run.difference < 1e-5
+
+
+def test_an_untrained_head_proves_nothing_and_the_result_says_so(folder):
+    fresh = keras_vit.VisionTransformer(**BASE)
+    path = to_onnx(fresh, folder / "fresh.onnx")
+    assert "untrained head" in " ".join(verify(path, fresh, IMAGES, **QUICK).notes)
