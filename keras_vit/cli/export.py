@@ -38,12 +38,7 @@ _BATCH = 32
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.add_argument(
-        "--model",
-        required=True,
-        metavar="SRC",
-        help="a run's directory, .keras file, checkpoint, hf:// or https:// address",
-    )
+    shared.add_source_option(parser)
     parser.add_argument("--to", required=True, choices=FORMATS, help="format")
     parser.add_argument(
         "--output",

@@ -82,14 +82,19 @@ def add_data_option(parser: argparse.ArgumentParser, name: str = "--data", **kwa
     parser.add_argument(name, metavar="DATA", **{"help": help_text, **kwargs})
 
 
-def add_inference_options(parser: argparse.ArgumentParser, batch_size: int, json: str) -> None:
-    """Adds what evaluation and prediction share: the model, how pictures come, what is printed."""
+def add_source_option(parser: argparse.ArgumentParser) -> None:
+    """Adds `--model`, what `cli.models.load` takes."""
     parser.add_argument(
         "--model",
         required=True,
         metavar="SRC",
         help="a run's directory, .keras file, checkpoint, hf:// or https:// address",
     )
+
+
+def add_inference_options(parser: argparse.ArgumentParser, batch_size: int, json: str) -> None:
+    """Adds what evaluation and prediction share: the model, how pictures come, what is printed."""
+    add_source_option(parser)
     parser.add_argument("--batch-size", type=positive, default=batch_size, metavar="N")
     parser.add_argument("--crop", choices=EVALUATION_CROPS, help="the run's, else squash")
     parser.add_argument("--json", action="store_true", help=json)
