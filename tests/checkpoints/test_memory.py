@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from unittest import mock
 
 import harness
 import pytest
@@ -22,7 +23,9 @@ def installed(package):
 def benchmark():
     spec = importlib.util.spec_from_file_location("convert_memory", BENCHMARK)
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    # As a script it has its folder on the path.
+    with mock.patch.object(sys, "path", [str(BENCHMARK.parent), *sys.path]):
+        spec.loader.exec_module(module)
     return module
 
 
