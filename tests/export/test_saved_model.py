@@ -177,7 +177,8 @@ def test_a_corrupt_picture_is_named_and_the_server_goes_on(exported, server):
     expected = server.bytes(exported, files)["logits"]
     broken = [files[0], files[1][:60], files[2], b"no picture"]
     message = server.bytes(exported, broken)["error"]
-    assert "1" in message and "3" in message and "image_bytes" in message
+    named = [f"image_bytes[{index}]" in message for index in range(4)]
+    assert named == [False, True, False, True], message
     assert server.bytes(exported, files)["logits"] == expected
 
 
