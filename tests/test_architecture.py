@@ -15,7 +15,16 @@ ROWS = [
     {"_checks": ()},
     {
         **{
-            name: () for name in ("variants", "recipe", "_deps", "_atomic", "_progress", "_reading")
+            name: ()
+            for name in (
+                "variants",
+                "recipe",
+                "_deps",
+                "_atomic",
+                "_progress",
+                "_reading",
+                "_compiling",
+            )
         },
         "sincos": ("numpy",),
     },

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
+from keras_vit import _compiling
 from keras_vit.engines.adoption import engine_for, entered, explained
 from keras_vit.engines.engine import current
 
@@ -58,12 +59,37 @@ class SpreadsOut(_Model):
         return keras.tree.map_structure(lambda array: array[: len(images)], outputs)
 
     def __call__(self, *args, **kwargs):
-        return current().call(self, super().__call__, args, kwargs)
+        state = _compiling.current()
+        with _compiling.changed(allowed=state.allowed if state.in_step else bool(self.jit_compile)):
+            return current().call(self, super().__call__, args, kwargs)
 
     def train_step(self, *args):
         """A step of `fit`."""
         current().check_step(args[-1])
-        return super().train_step(*args)
+        with self._compiling():
+            return super().train_step(*args)
+
+    def test_step(self, *args):
+        """A step of `evaluate`."""
+        with self._compiling():
+            return super().test_step(*args)
+
+    def predict_step(self, *args):
+        """A step of `predict`."""
+        with self._compiling():
+            return super().predict_step(*args)
+
+    def _compiling(self):
+        return _compiling.changed(allowed=bool(self.jit_compile), in_step=True)
+
+    def _resolve_auto_jit_compile(self):
+        # Keras says no on PyTorch, where to compile whole steps takes minutes.
+        if keras.backend.backend() == "torch":
+            return keras.ops.zeros(()).device.type == "cuda"
+        return super()._resolve_auto_jit_compile()
+
+    def _should_torch_compile(self):
+        return False  # layers do it, see `layers.regions`
 
     def compute_metrics(self, *args, **kwargs):
         """Updates the metrics, and returns what they come to in this process."""

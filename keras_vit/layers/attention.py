@@ -7,6 +7,7 @@ from keras import ops
 
 from keras_vit import _checks
 from keras_vit.layers.fused_attention import fused_attention, plain_attention_scores
+from keras_vit.layers.normalization import LayerNorm
 from keras_vit.layers.relative_position import RelativePosition
 
 
@@ -100,9 +101,7 @@ class MultiHeadSelfAttention(keras.layers.Layer):
         self.built = True
 
     def _head_norm(self, name):
-        norm = keras.layers.LayerNormalization(
-            epsilon=self.norm_epsilon, dtype=self.dtype_policy, name=name
-        )
+        norm = LayerNorm(epsilon=self.norm_epsilon, dtype=self.dtype_policy, name=name)
         norm.build((None, None, None, self.head_dim))
         return norm
 

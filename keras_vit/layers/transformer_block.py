@@ -7,8 +7,9 @@ import keras
 from keras_vit import _checks
 from keras_vit.layers.attention import MultiHeadSelfAttention
 from keras_vit.layers.mlp import MLP
+from keras_vit.layers.normalization import LayerNorm
+from keras_vit.layers.regions import region
 from keras_vit.layers.regularization import DropPath, LayerScale
-from keras_vit.layers.remat import recompute
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
@@ -101,9 +102,7 @@ class TransformerBlock(keras.layers.Layer):
         self.mlp_drop_path = self._drop_path("mlp_drop_path")
 
     def _norm(self, name):
-        return keras.layers.LayerNormalization(
-            epsilon=self.norm_epsilon, dtype=self.dtype_policy, name=name
-        )
+        return LayerNorm(epsilon=self.norm_epsilon, dtype=self.dtype_policy, name=name)
 
     def _scale(self, name):
         if self.layer_scale_init is None:
@@ -128,21 +127,28 @@ class TransformerBlock(keras.layers.Layer):
         self.built = True
 
     def call(self, inputs, training=None):
-        if self.remat and training:
-            return recompute(self, lambda x: self._forward(x, training=True), inputs)
-        return self._forward(inputs, training)
+        # Drawn here, since the rate, unlike all else, differs from block to block.
+        drop_paths = (self.attention_drop_path, self.mlp_drop_path)
+        drawn = [layer.factors(inputs, training) for layer in drop_paths]
+        factors = () if drawn[0] is None else drawn
 
-    def _forward(self, inputs, training):
+        def forward(inputs, *factors):
+            return self._forward(inputs, factors or (None, None), training)
+
+        remat = self.remat and bool(training)
+        return region(self, forward, inputs, *factors, training=training, remat=remat)
+
+    def _forward(self, inputs, factors, training):
         x = self.attention(self.attention_norm(inputs), training=training)
         x = self.dropout(x, training=training)
         if self.attention_scale is not None:
             x = self.attention_scale(x)
-        x = inputs + self.attention_drop_path(x, training=training)
+        x = inputs + (x if factors[0] is None else x * factors[0])
 
         y = self.mlp(self.mlp_norm(x), training=training)
         if self.mlp_scale is not None:
             y = self.mlp_scale(y)
-        return x + self.mlp_drop_path(y, training=training)
+        return x + (y if factors[1] is None else y * factors[1])
 
     def attention_scores(self, inputs):
         """The block's attention probabilities for its inputs.

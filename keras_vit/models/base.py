@@ -14,6 +14,7 @@ from keras_vit._atomic import replacing
 from keras_vit.checkpoints.dialect import Source
 from keras_vit.engines.engine import current
 from keras_vit.engines.model_hooks import SpreadsOut
+from keras_vit.layers import regions
 from keras_vit.layers.pixel_scaling import PIXEL_RANGES, check_channels
 
 CLASSIFIER_ACTIVATIONS = (None, "softmax", "sigmoid")
@@ -53,6 +54,22 @@ class FlatModel(SpreadsOut, keras.Model):
                 )
         options = {"training": training, "mask": mask}
         return current().inside(self, super().call, (inputs,), options)
+
+    def compile(self, *args, **kwargs):
+        """Compiles as `keras.Model.compile` does.
+
+        Args:
+            *args: as in `keras.Model.compile`.
+            **kwargs: as in `keras.Model.compile`. On PyTorch, `jit_compile` is about blocks, not
+                about whole steps, see `keras_vit.layers.regions`; "auto" says yes on GPUs.
+        """
+        regions.forget(self._flatten_layers())
+        super().compile(*args, **kwargs)
+
+    def compile_from_config(self, config):
+        """Compiles as `get_compile_config` described, and makes the optimizer's state."""
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        self.optimizer.build(self.trainable_variables)
 
     def load_checkpoint(self, source, *, skip=(), resampling=None):
         """Loads weights of another project; see `keras_vit.models.checkpoints.load_checkpoint`.

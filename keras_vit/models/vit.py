@@ -246,9 +246,7 @@ def _positions(config, policy, name):
 
 
 def _norm(x, config, policy, name):
-    return keras.layers.LayerNormalization(epsilon=config["norm_epsilon"], dtype=policy, name=name)(
-        x
-    )
+    return layers.LayerNorm(epsilon=config["norm_epsilon"], dtype=policy, name=name)(x)
 
 
 def _pool(x, config, policy):

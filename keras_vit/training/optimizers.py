@@ -17,6 +17,7 @@ from keras import ops
 from keras_vit import _checks
 from keras_vit.engines.engine import current
 from keras_vit.engines.replicas import replicas_in_step
+from keras_vit.training import torch_updates
 from keras_vit.training.groups import DECAYED
 
 
@@ -121,23 +122,37 @@ class DecoupledOptimizer(keras.optimizers.Optimizer):
                 gradient if gradient is None else gradient + sums[index]
                 for gradient, index in zip(grads, indices, strict=True)
             ]
-        scale = ops.cast(1.0 / self.accumulation_steps, "float32")
+        present = [gradient for gradient in grads if gradient is not None]
+        scale = 1.0 / self.accumulation_steps
         if self.clip_norm is not None:
-            squares = [ops.sum(ops.square(ops.cast(g, "float32"))) for g in grads if g is not None]
-            norm = ops.sqrt(ops.sum(ops.stack(squares))) * scale
+            norm = _global_norm(present) * scale
             # NaN stays NaN: a broken gradient must not pass for a zero one.
             scale = scale * self.clip_norm / ops.maximum(norm, self.clip_norm)
         if self.accumulation_steps > 1:
-            scale = ops.where(self._is_due(), scale, ops.ones_like(scale))
+            scale = ops.where(self._is_due(), scale, 1.0)
         # Keras sums over the replicas once more.
         scale = scale / replicas
-        return [g if g is None else g * ops.cast(scale, g.dtype) for g in grads]
+        if isinstance(scale, float) and scale == 1.0:
+            return grads
+        changed = iter(_scaled(present, scale))
+        return [gradient if gradient is None else next(changed) for gradient in grads]
 
     def _is_due(self):
         """Whether this call completes an update."""
         return ops.equal(
             ops.mod(self._iterations + 1, self.accumulation_steps), 0
         )  # `_iterations` grows after the update
+
+    def _backend_update_step(self, grads, trainable_variables, learning_rate):
+        if keras.backend.backend() == "torch":
+            due = self._is_due() if self.accumulation_steps > 1 else None
+            torch_updates.update(self, grads, trainable_variables, learning_rate, due)
+        else:
+            super()._backend_update_step(grads, trainable_variables, learning_rate)
+
+    def _update_list(self, weights, gradients, slots, *, rate, decay, step, due):
+        """The update of lists of PyTorch's tensors that have one rate and one decay."""
+        raise NotImplementedError
 
     def update_step(self, gradient, variable, learning_rate):
         """Updates one variable and its state; nothing but the sum where no update is due."""
@@ -228,6 +243,13 @@ class AdamW(DecoupledOptimizer):
         )
         return direction, {"momentum": momentum, "velocity": velocity}
 
+    def _update_list(self, weights, gradients, slots, *, rate, decay, step, due):
+        torch_updates.adamw(
+            *(weights, gradients, slots),
+            **{"rate": rate, "decay": decay, "step": step, "due": due},
+            **{"beta_1": self.beta_1, "beta_2": self.beta_2, "epsilon": self.epsilon},
+        )
+
     def get_config(self):
         """Returns all arguments."""
         own = {"beta_1": self.beta_1, "beta_2": self.beta_2, "epsilon": self.epsilon}
@@ -260,6 +282,10 @@ class SGD(DecoupledOptimizer):
         momentum = self.momentum * slots["momentum"] + gradient
         return momentum, {"momentum": momentum}
 
+    def _update_list(self, weights, gradients, slots, *, rate, decay, step, due):
+        options = {"rate": rate, "decay": decay, "due": due, "momentum": self.momentum}
+        torch_updates.sgd(weights, gradients, slots, **options)
+
     def get_config(self):
         """Returns all arguments."""
         return {**super().get_config(), "momentum": self.momentum}
@@ -285,6 +311,21 @@ def _rates(multipliers: Mapping[str, float]):
         if _checks.number(f"multipliers[{path!r}]", factor) < 0:
             raise ValueError(f"`multipliers` must not be negative. Received: {path}: {factor}")
         yield path, float(factor)
+
+
+def _global_norm(grads):
+    """Norm of all gradients' values together, float32."""
+    if keras.backend.backend() == "torch":
+        return torch_updates.global_norm(grads)
+    squares = [ops.sum(ops.square(ops.cast(gradient, "float32"))) for gradient in grads]
+    return ops.sqrt(ops.sum(ops.stack(squares)))
+
+
+def _scaled(grads, scale):
+    """The gradients times a float, or a float32 scalar."""
+    if keras.backend.backend() == "torch":
+        return torch_updates.scaled(grads, scale)
+    return [gradient * ops.cast(scale, gradient.dtype) for gradient in grads]
 
 
 def _summed_over_replicas(grads):
