@@ -1,6 +1,6 @@
-"""Whether layers may compile their work by themselves now, which only PyTorch needs.
+"""Whether a model may be compiled now by this package itself, which only PyTorch needs.
 
-Models say so, and layers ask (`layers.regions`).
+Models say so where a step begins; `models.compiled` and layers ask.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -15,12 +16,14 @@ class State:
     """What holds now.
 
     Attributes:
-        allowed: whether anything is compiled.
+        allowed: whether models are compiled.
         in_step: whether this is a step of `fit` or its like, of which many follow.
+        recording: `None`, or what layers tell of themselves while their work is recorded.
     """
 
     allowed: bool = False
     in_step: bool = False
+    recording: Any = None
 
 
 _states = [State()]
@@ -32,7 +35,7 @@ def current() -> State:
 
 
 @contextlib.contextmanager
-def changed(**fields: bool) -> Iterator[None]:
+def changed(**fields: Any) -> Iterator[None]:
     """Inside, fields of the state are other ones."""
     _states.append(replace(_states[-1], **fields))
     try:

@@ -89,7 +89,7 @@ class SpreadsOut(_Model):
         return super()._resolve_auto_jit_compile()
 
     def _should_torch_compile(self):
-        return False  # layers do it, see `layers.regions`
+        return False  # see `models.compiled`
 
     def compute_metrics(self, *args, **kwargs):
         """Updates the metrics, and returns what they come to in this process."""

@@ -6,7 +6,11 @@ import keras
 from keras import ops
 
 from keras_vit import _checks
-from keras_vit.layers.fused_attention import fused_attention, plain_attention_scores
+from keras_vit.layers.fused_attention import (
+    fused_attention,
+    missing_tokens,
+    plain_attention_scores,
+)
 from keras_vit.layers.normalization import LayerNorm
 from keras_vit.layers.relative_position import RelativePosition
 
@@ -107,32 +111,47 @@ class MultiHeadSelfAttention(keras.layers.Layer):
 
     def call(self, inputs, training=None, return_attention_scores=False):
         _, tokens, dim = ops.shape(inputs)
-        # Matmuls run on (batch * tokens, width): no transposes on any backend.
-        fused = self.qkv(ops.reshape(inputs, (-1, dim)))
-        query, key, value = (
-            ops.reshape(part, (-1, tokens, self.num_heads, self.head_dim))  # (B, T, H, d)
-            for part in ops.split(fused, 3, axis=-1)
-        )
-        if self.qk_norm:
-            query, key = self.query_norm(query), self.key_norm(key)
+        needs_scores = self.relative_position is not None or (self.dropout_rate and training)
+        missing = 0
+        if not needs_scores:
+            missing = missing_tokens(tokens, self.head_dim, inputs.dtype)
+        query, key, value = self._projected(inputs, tokens, missing)
 
-        scores = None
-        outputs = self._fused(query, key, value, training)
+        scores = outputs = None
+        if not needs_scores:
+            valid = tokens if missing else None
+            outputs = fused_attention(query, key, value, tokens=valid)
         if outputs is None or return_attention_scores:
+            query, key = (x[:, :tokens] if missing else x for x in (query, key))
             scores = self._scores(query, key)
         if outputs is None:
             kept = self.dropout(ops.cast(scores, value.dtype), training=training)
             outputs = ops.matmul(kept, ops.transpose(value, (0, 2, 1, 3)))  # (B, H, T, d)
             outputs = ops.transpose(outputs, (0, 2, 1, 3))
         outputs = self.out(ops.reshape(outputs, (-1, dim)))
-        outputs = ops.reshape(outputs, (-1, tokens, dim))
+        outputs = ops.reshape(outputs, (-1, tokens + missing, dim))
+        outputs = outputs[:, :tokens] if missing else outputs
         return (outputs, scores) if return_attention_scores else outputs
 
-    def _fused(self, query, key, value, training):
-        """The fused kernel's output, or None where scores are needed to go on."""
-        if self.relative_position is not None or (self.dropout_rate and training):
-            return None
-        return fused_attention(query, key, value)
+    def _projected(self, inputs, tokens, missing):
+        """Queries, keys and values, each `(batch, tokens + missing, heads, head_dim)`."""
+        if missing:
+            inputs = ops.pad(inputs, ((0, 0), (0, missing), (0, 0)))
+        # Matmuls run on (batch * tokens, width): no transposes on any backend.
+        fused = self.qkv(ops.reshape(inputs, (-1, inputs.shape[-1])))
+        if missing:
+            # Nor do gradients of the padding reach the bias, whatever the kernel leaves there.
+            fused = ops.reshape(fused, (-1, tokens + missing, fused.shape[-1]))
+            valid = ops.reshape(ops.arange(tokens + missing) < tokens, (1, -1, 1))
+            fused = ops.where(valid, fused, ops.zeros_like(fused))
+            fused = ops.reshape(fused, (-1, fused.shape[-1]))
+        query, key, value = (
+            ops.reshape(part, (-1, tokens + missing, self.num_heads, self.head_dim))
+            for part in ops.split(fused, 3, axis=-1)
+        )
+        if self.qk_norm:
+            query, key = self.query_norm(query), self.key_norm(key)
+        return query, key, value
 
     def _scores(self, query, key):
         query = ops.transpose(query, (0, 2, 1, 3))  # (B, H, T, d)

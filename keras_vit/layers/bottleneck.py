@@ -6,7 +6,6 @@ import keras
 from keras import ops
 
 from keras_vit import _checks
-from keras_vit.layers.regions import region
 from keras_vit.layers.std_conv import STD_CONV_MODES, StdConv2D
 
 
@@ -111,9 +110,6 @@ class RootBlock(_ResNetLayer):
         self.built = True
 
     def call(self, inputs):
-        return region(self, self._forward, inputs)
-
-    def _forward(self, inputs):
         x = self.conv(inputs)
         if self.norm is not None:
             x = ops.relu(self.norm(x))
@@ -196,7 +192,7 @@ class BottleneckUnit(_ResNetLayer):
         self.built = True
 
     def call(self, inputs):
-        return region(self, self._v2 if self.preactivation else self._v1, inputs)
+        return self._v2(inputs) if self.preactivation else self._v1(inputs)
 
     def _v1(self, inputs):
         shortcut = inputs

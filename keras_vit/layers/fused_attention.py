@@ -11,20 +11,36 @@ _CUDNN_DTYPES = ("bfloat16", "float16")
 _CUDNN_MAX_HEAD_DIM = 128
 
 
-def fused_attention(query, key, value):
+def missing_tokens(tokens, head_dim, dtype) -> int:
+    """How many tokens of padding the device's fused kernel wants.
+
+    cuDNN, which JAX calls, trains on even counts only. To pad a layer's input costs nothing, since
+    it becomes part of the norm before it; to pad queries, keys and values costs passes over them.
+
+    Args:
+        tokens: their count.
+        head_dim: width of a head.
+        dtype: of the queries.
+    """
+    return tokens % 2 if keras.backend.backend() == "jax" and _cudnn_can(head_dim, dtype) else 0
+
+
+def fused_attention(query, key, value, tokens=None):
     """Softmax attention by the device's fused kernel.
 
     Args:
         query: `(batch, tokens, heads, head_dim)`.
         key: the same shape.
         value: the same shape.
+        tokens: how many of them count; what follows is padding, which no token attends to.
+            `None` for all.
 
     Returns:
         `(batch, tokens, heads, head_dim)`, or `None` where plain matmuls are faster: on CPUs (on
         all three backends), on TensorFlow (XLA fuses them), and for what a kernel cannot do.
     """
     kernel = _KERNELS.get(keras.backend.backend())
-    return None if kernel is None else kernel(query, key, value)
+    return None if kernel is None else kernel(query, key, value, tokens)
 
 
 def plain_attention_scores(query, key, bias=None):
@@ -46,38 +62,37 @@ def plain_attention_scores(query, key, bias=None):
     return ops.softmax(scores, axis=-1)
 
 
-def _torch_kernel(query, key, value):
-    if query.device.type != "cuda":
+def _torch_kernel(query, key, value, tokens):
+    if query.device.type != "cuda" or tokens is not None:
         return None
-    # `flash_attention=False` leaves the choice to PyTorch, which takes cuDNN's kernel where that
-    # is faster; True would pin FlashAttention-2.
-    return ops.dot_product_attention(query, key, value, flash_attention=False)
+    from torch.nn.functional import scaled_dot_product_attention
+
+    # PyTorch chooses the kernel, cuDNN's where that is the fastest. Keras' own function would
+    # first copy all three to another order, and so would the backward pass.
+    heads_first = (x.transpose(1, 2) for x in (query, key, value))
+    return scaled_dot_product_attention(*heads_first).transpose(1, 2)
 
 
-def _jax_kernel(query, key, value):
-    if not _jax_on_gpu() or keras.backend.standardize_dtype(query.dtype) not in _CUDNN_DTYPES:
-        return None
-    if query.shape[-1] > _CUDNN_MAX_HEAD_DIM or query.shape[-1] % 8:
+def _jax_kernel(query, key, value, tokens):
+    if not _cudnn_can(query.shape[-1], query.dtype):
         return None
     import jax
     import jax.numpy as jnp
 
-    # cuDNN trains on even token counts only. One padded token, masked by the sequence length,
-    # costs next to nothing; the fallback costs a third of the speed.
-    batch, tokens = query.shape[:2]
-    padding = ((0, 0), (0, tokens % 2), (0, 0), (0, 0))
-    if tokens % 2:
-        query, key, value = (jnp.pad(x, padding) for x in (query, key, value))
-    lengths = jnp.full((batch,), tokens, dtype=jnp.int32)
-    outputs = jax.nn.dot_product_attention(
-        query,
-        key,
-        value,
-        query_seq_lengths=lengths,
-        key_value_seq_lengths=lengths,
-        implementation="cudnn",
+    lengths = {}
+    if tokens is not None:
+        counts = jnp.full((query.shape[0],), tokens, dtype=jnp.int32)
+        lengths = {"query_seq_lengths": counts, "key_value_seq_lengths": counts}
+    return jax.nn.dot_product_attention(query, key, value, implementation="cudnn", **lengths)
+
+
+def _cudnn_can(head_dim, dtype) -> bool:
+    return (
+        _jax_on_gpu()
+        and keras.backend.standardize_dtype(dtype) in _CUDNN_DTYPES
+        and head_dim <= _CUDNN_MAX_HEAD_DIM
+        and head_dim % 8 == 0
     )
-    return outputs[:, :tokens]
 
 
 def _jax_on_gpu() -> bool:

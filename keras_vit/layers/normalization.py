@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import keras
 
-from keras_vit.layers.regions import region
-
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class LayerNorm(keras.layers.LayerNormalization):
@@ -23,6 +21,3 @@ class LayerNorm(keras.layers.LayerNormalization):
     Reference:
         arXiv 1607.06450.
     """
-
-    def call(self, inputs):
-        return region(self, super().call, inputs)

@@ -7,7 +7,6 @@ from keras import ops
 
 from keras_vit import _checks
 from keras_vit.layers.position_embedding import ADDED_KINDS, PositionEmbedding
-from keras_vit.layers.regions import region
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
@@ -133,12 +132,6 @@ class PatchEncoder(keras.layers.Layer):
         self.built = True
 
     def call(self, inputs, training=None):
-        def forward(inputs):
-            return self._forward(inputs, training)
-
-        return region(self, forward, inputs, training=training)
-
-    def _forward(self, inputs, training):
         # Matmuls run on (batch * patches, values): no transposes on any backend.
         _, patches, values = ops.shape(inputs)
         x = self.projection(ops.reshape(inputs, (-1, values)))

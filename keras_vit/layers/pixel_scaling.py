@@ -6,7 +6,6 @@ import keras
 from keras import ops
 
 from keras_vit import _checks
-from keras_vit.layers.regions import region
 
 # name -> (mean, standard deviation) of pixel values in 0..255; one entry counts for all channels.
 PIXEL_RANGES: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
@@ -53,9 +52,6 @@ class PixelScaling(keras.layers.Layer):
         self.built = True
 
     def call(self, inputs):
-        return region(self, self._scaled, inputs)
-
-    def _scaled(self, inputs):
         mean, deviation = PIXEL_RANGES[self.pixel_range]
         x = ops.cast(inputs, "float32")
         x = (x - ops.convert_to_tensor(mean, "float32")) / ops.convert_to_tensor(

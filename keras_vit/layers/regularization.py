@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 from keras import ops
 
-from keras_vit import _checks
+from keras_vit import _checks, _compiling
 
 
 class _RandomDrop(keras.layers.Layer):
@@ -49,25 +49,15 @@ class DropPath(_RandomDrop):
     """
 
     def call(self, inputs, training=None):
-        factors = self.factors(inputs, training)
-        return inputs if factors is None else inputs * factors
-
-    def factors(self, inputs, training=None):
-        """What the branch of each sample is multiplied by, drawn anew; `None` for 1.
-
-        Args:
-            inputs: `(batch, ...)`, of the branch's rank and dtype.
-            training: whether anything is dropped.
-
-        Returns:
-            `(batch, 1, ...)`: 0, or `1 / (1 - rate)`.
-        """
         if not training or not self.rate:
-            return None
+            return inputs
+        recording = _compiling.current().recording
+        if recording is not None and self.seed is None:
+            return inputs * recording.factors(self.rate, inputs)
         ones = ops.ones((ops.shape(inputs)[0],) + (1,) * (len(inputs.shape) - 1), "float32")
         # Keras' dropout draws without waiting for the device, which its `uniform` does on PyTorch.
         factors = keras.random.dropout(ones, self.rate, seed=self.seed_generator)
-        return ops.cast(factors, inputs.dtype)
+        return inputs * ops.cast(factors, inputs.dtype)
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")

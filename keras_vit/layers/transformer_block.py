@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import keras
+from keras import ops
 
-from keras_vit import _checks
+from keras_vit import _checks, _compiling
 from keras_vit.layers.attention import MultiHeadSelfAttention
 from keras_vit.layers.mlp import MLP
 from keras_vit.layers.normalization import LayerNorm
-from keras_vit.layers.regions import region
 from keras_vit.layers.regularization import DropPath, LayerScale
+from keras_vit.layers.remat import recompute
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
@@ -127,28 +128,38 @@ class TransformerBlock(keras.layers.Layer):
         self.built = True
 
     def call(self, inputs, training=None):
-        # Drawn here, since the rate, unlike all else, differs from block to block.
-        drop_paths = (self.attention_drop_path, self.mlp_drop_path)
-        drawn = [layer.factors(inputs, training) for layer in drop_paths]
-        factors = () if drawn[0] is None else drawn
+        # What is recorded for PyTorch is told of remat when it is compiled.
+        if self.remat and training and _compiling.current().recording is None:
+            return recompute(self, lambda x: self._forward(x, training=True), inputs)
+        return self._forward(inputs, training)
 
-        def forward(inputs, *factors):
-            return self._forward(inputs, factors or (None, None), training)
+    def _forward(self, inputs, training):
+        # The stream is (batch * tokens, width): XLA, left to itself, makes the batch the last
+        # axis of a stream of three, and turns it around every norm.
+        _, tokens, dim = ops.shape(inputs)
 
-        remat = self.remat and bool(training)
-        return region(self, forward, inputs, *factors, training=training, remat=remat)
+        def flat(x):
+            return ops.reshape(x, (-1, dim))
 
-    def _forward(self, inputs, factors, training):
-        x = self.attention(self.attention_norm(inputs), training=training)
-        x = self.dropout(x, training=training)
+        def whole(x):
+            return ops.reshape(x, (-1, tokens, dim))
+
+        def dropped(drop_path, branch):
+            if not training or not drop_path.rate:
+                return branch
+            return flat(drop_path(whole(branch), training=True))
+
+        x = flat(inputs)
+        y = flat(self.attention(whole(self.attention_norm(x)), training=training))
+        y = self.dropout(y, training=training)
         if self.attention_scale is not None:
-            x = self.attention_scale(x)
-        x = inputs + (x if factors[0] is None else x * factors[0])
+            y = self.attention_scale(y)
+        x = x + dropped(self.attention_drop_path, y)
 
         y = self.mlp(self.mlp_norm(x), training=training)
         if self.mlp_scale is not None:
             y = self.mlp_scale(y)
-        return x + (y if factors[1] is None else y * factors[1])
+        return whole(x + dropped(self.mlp_drop_path, y))
 
     def attention_scores(self, inputs):
         """The block's attention probabilities for its inputs.

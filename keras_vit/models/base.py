@@ -14,8 +14,8 @@ from keras_vit._atomic import replacing
 from keras_vit.checkpoints.dialect import Source
 from keras_vit.engines.engine import current
 from keras_vit.engines.model_hooks import SpreadsOut
-from keras_vit.layers import regions
 from keras_vit.layers.pixel_scaling import PIXEL_RANGES, check_channels
+from keras_vit.models import compiled
 
 CLASSIFIER_ACTIVATIONS = (None, "softmax", "sigmoid")
 DEFAULT_LEARNING_RATE = 3e-4
@@ -35,6 +35,7 @@ class FlatModel(SpreadsOut, keras.Model):
     def __init__(self, images, outputs, config: Mapping[str, Any], dtype, name: str | None):
         super().__init__(inputs=images, outputs=outputs, name=name)
         self.dtype_policy = dtype
+        self.autocast = False  # it has no weights but its layers', which cast them
         # A proxy, since Keras would take a plain dict for a container of layers.
         self._flat_config = MappingProxyType(dict(config))
         # The checkpoint that the weights came from, see `checkpoints.dialect.Source`.
@@ -53,7 +54,28 @@ class FlatModel(SpreadsOut, keras.Model):
                     f"Received: images.shape={tuple(images.shape)}"
                 )
         options = {"training": training, "mask": mask}
-        return current().inside(self, super().call, (inputs,), options)
+        return current().inside(self, self._computed, (inputs,), options)
+
+    def _computed(self, inputs, training=None, mask=None):
+        outputs = compiled.call(self, inputs, training) if mask is None else None
+        if outputs is None:
+            return super().call(inputs, training=training, mask=mask)
+        return keras.tree.pack_sequence_as(self.output, outputs)
+
+    def make_train_function(self, force=False):
+        """Readies `fit`."""
+        compiled.refresh(self)
+        return super().make_train_function(force)
+
+    def make_test_function(self, force=False):
+        """Readies `evaluate`."""
+        compiled.refresh(self)
+        return super().make_test_function(force)
+
+    def make_predict_function(self, force=False):
+        """Readies `predict`."""
+        compiled.refresh(self)
+        return super().make_predict_function(force)
 
     def compile(self, *args, **kwargs):
         """Compiles as `keras.Model.compile` does.
@@ -61,9 +83,9 @@ class FlatModel(SpreadsOut, keras.Model):
         Args:
             *args: as in `keras.Model.compile`.
             **kwargs: as in `keras.Model.compile`. On PyTorch, `jit_compile` is about blocks, not
-                about whole steps, see `keras_vit.layers.regions`; "auto" says yes on GPUs.
+                about whole steps, see `keras_vit.models.compiled`; "auto" says yes on GPUs.
         """
-        regions.forget(self._flatten_layers())
+        compiled.forget(self)
         super().compile(*args, **kwargs)
 
     def compile_from_config(self, config):
