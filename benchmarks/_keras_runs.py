@@ -126,7 +126,7 @@ def _stateful_steps(function, backend, batch, listed=False):
     return step, waits, lambda: None
 
 
-def train(model, batch, device, options, gflop, ceiling):
+def train(model, batch, device, options, case):
     """First step, images a second through `fit` and in a loop of steps, peak, recompilations."""
     compilations = device.count_compilations()
     device.forget_peak()
@@ -134,7 +134,6 @@ def train(model, batch, device, options, gflop, ceiling):
     model.fit(resident(batch), steps_per_epoch=1, verbose=0, shuffle=False)
     found = {"first_step_seconds": round(time.perf_counter() - start, 2)}
     found["compilations"] = before = compilations()
-    rate = {"batch": options.batch, "gflop": 3 * gflop, "ceiling": ceiling}
     if options.windows:
         # In training mode, which `fit` ends with its epoch.
         if keras.backend.backend() == "torch":
@@ -142,15 +141,11 @@ def train(model, batch, device, options, gflop, ceiling):
         step, wait, give_back = steps_of_fit(model, batch)
         times, steps = measure.windows(step, wait, options.seconds, options.windows)
         give_back()
-        found["raw"] = measure.speed(times, steps, **rate)
-        borders = Borders(measure.WARM, steps)
-        total = measure.WARM + steps * options.windows + 1  # the last begins at the last border
-        model.fit(
-            resident(batch),
-            **{"steps_per_epoch": total, "verbose": 0, "shuffle": False},
-            callbacks=[borders],
-        )
-        found["fit"] = measure.speed(borders.windows(), steps, **rate)
+        found["raw"] = measure.speed(times, steps, case, passes=3)
+        borders, total = borders_of(steps, options)
+        settings = {"steps_per_epoch": total, "verbose": 0, "shuffle": False}
+        model.fit(resident(batch), callbacks=[borders], **settings)
+        found["fit"] = measure.speed(borders.windows(), steps, case, passes=3)
     else:
         model.fit(resident(batch), steps_per_epoch=2, verbose=0, shuffle=False)
     found["recompilations"] = None if before is None else compilations() - before
@@ -158,30 +153,35 @@ def train(model, batch, device, options, gflop, ceiling):
     return found
 
 
-def predict(model, batch, device, options, gflop, ceiling):
+def predict(model, batch, device, options, case):
     """As `train`, of inference; the raw call is the function that `predict` calls for a batch."""
     images = batch[:1]
     compilations = device.count_compilations()
-    alone = device.forget_peak()
+    device.forget_peak()
     start = time.perf_counter()
     model.predict(resident(images), steps=1, verbose=0)
     found = {"first_step_seconds": round(time.perf_counter() - start, 2)}
     found["compilations"] = before = compilations()
-    rate = {"batch": options.batch, "gflop": gflop, "ceiling": ceiling}
     if options.windows:
         step, wait, give_back = steps_of_predict(model, images)
         times, steps = measure.windows(step, wait, options.seconds, options.windows)
         give_back()
-        found["raw"] = measure.speed(times, steps, **rate)
-    # Before `predict`, which keeps all outputs on the device until its end.
-    found["peak_gib"], found["peak_is_of_inference"] = measure.peak_gib(device), alone
+        found["raw"] = measure.speed(times, steps, case, passes=1)
+    # Before `predict`, which keeps all outputs on the device until its end; and unless training
+    # came before, whose optimizer stays there.
+    found["peak_gib"] = None if "train" in case else measure.peak_gib(device)
     if options.windows:
-        borders = Borders(measure.WARM, steps)
-        total = measure.WARM + steps * options.windows + 1
+        borders, total = borders_of(steps, options)
         start = time.perf_counter()
         model.predict(resident(images), steps=total, verbose=0, callbacks=[borders])
         seconds = time.perf_counter() - start
-        found["predict"] = measure.speed(borders.windows(), steps, **rate)
+        found["predict"] = measure.speed(borders.windows(), steps, case, passes=1)
         found["predict"]["whole_call"] = round(total * options.batch / seconds, 2)
     found["recompilations"] = None if before is None else compilations() - before
     return found
+
+
+def borders_of(steps, options):
+    """The callback of some windows, and how many batches they take."""
+    # The last batch is there for its beginning, the last border.
+    return Borders(measure.WARM, steps), measure.WARM + steps * options.windows + 1

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from _children import ROOT
-from _frameworks import DTYPES, framework, versions  # noqa: F401
+from _frameworks import DTYPES, framework, installed, versions  # noqa: F401
 
 sys.path.insert(0, str(ROOT))
 GIB = 2**30
@@ -37,7 +37,7 @@ def add_arguments(parser):
     parser.add_argument("--model", default="vit_b16", help="as keras_vit.variants spells it")
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--precision", default="mixed_bfloat16", choices=list(DTYPES))
-    parser.add_argument("--modes", nargs="+", default=["train", "predict"], metavar="MODE")
+    parser.add_argument("--modes", nargs="+", default=["predict", "train"], metavar="MODE")
     parser.add_argument("--seconds", type=float, default=1.0, help="of a window")
     parser.add_argument("--windows", type=int, default=5, help="0: the first step alone")
     parser.add_argument("--cold", action="store_true", help="start with empty compiler caches")
@@ -129,17 +129,21 @@ def windows(step, wait, seconds, count):
     return found, steps
 
 
-def speed(times, steps, batch, gflop=None, ceiling=None):
-    """Images a second of windows, and the share of the ceiling that they are."""
-    each = [steps * batch / seconds for seconds in times]
+def speed(times, steps, case, passes):
+    """Images a second of windows, and their share of the ceiling.
+
+    A training step is worth three forward passes.
+    """
+    each = [steps * case["batch"] / seconds for seconds in times]
     rate = statistics.median(each)
     found = {
         "images_per_second": round(rate, 2),
         "windows": [round(value, 2) for value in each],
         "steps_a_window": steps,
     }
-    if ceiling:
-        found["mfu"] = round(rate * gflop / 1e3 / ceiling, 4)
+    if case["ceiling_tflops"]:
+        needed = rate * passes * case["forward_gflop"] / 1e3
+        found["mfu"] = round(needed / case["ceiling_tflops"], 4)
     return found
 
 

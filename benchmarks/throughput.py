@@ -7,8 +7,9 @@ One case in this process, on one batch of 8-bit images that stays on the device.
 `predict`: the functions that they call for each batch ("raw"), the first step's seconds, the peak
 of memory, what was compiled after the first step, and every line on standard error. "mfu" is the
 arithmetic of `keras_vit.count_flops` (three times the forward pass for a training step) against
-the matrix products that the same process measured. `--cold` begins with empty compiler caches.
-JAX cannot forget a peak: for that of inference, give `--modes predict` alone or first.
+the matrix products that the same process measured. Inference comes first, so that its peak of
+memory is its own (JAX cannot forget one); for the first step of training as a user meets it,
+`--cold --modes train --windows 0`: empty compiler caches, and nothing else.
 """
 
 import argparse
@@ -56,10 +57,7 @@ def main(arguments=None):
         found["jit_compiled"] = bool(model.jit_compile)
         batch = measure.synthetic(device, options.batch, found["image_size"])
         for mode in options.modes:
-            run = getattr(_keras_runs, mode)
-            found[mode] = run(
-                model, batch, device, options, found["forward_gflop"], found["ceiling_tflops"]
-            )
+            found[mode] = getattr(_keras_runs, mode)(model, batch, device, options, found)
 
 
 if __name__ == "__main__":
