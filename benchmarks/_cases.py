@@ -33,7 +33,7 @@ def command(who, *arguments):
 
 
 def run(who, *arguments, limit=None, environment=None):
-    """What the case found, or `{"failed": why}`, where memory ran out `{"out_of_memory": True}` too.
+    """What the case found, or `{"failed": why}`, with "out_of_memory" where that was why.
 
     Args:
         who: a key of `OURS`, or a peer.

@@ -22,7 +22,7 @@ from _frameworks import DTYPES, framework, installed, versions  # noqa: F401
 sys.path.insert(0, str(ROOT))
 GIB = 2**30
 WARM = 3  # steps before a window, after the one that compiles
-KEPT_LINES = 20
+KEPT_LINES, WIDTH = 20, 300
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "JAX_COMPILATION_CACHE_DIR")
 PACKAGES = (
     *("keras", "jax", "jaxlib", "torch", "triton", "tensorflow"),
@@ -193,7 +193,7 @@ def record(who, device, options):
             found["ceiling_tflops"] = round(ceiling_tflops(device, options.precision), 2)
         yield found
     found["messages"] = len(messages.lines)
-    found["message_lines"] = list(dict.fromkeys(messages.lines))[:KEPT_LINES]
+    found["message_lines"] = [line[:WIDTH] for line in dict.fromkeys(messages.lines)][:KEPT_LINES]
     text = json.dumps(found)
     if options.json:
         options.json.write_text(text + "\n")
