@@ -61,6 +61,18 @@ def write(path, results):
     partial.replace(path)
 
 
+def due(kinds, model, who, options, known):
+    """Those of the kinds that are asked for, and not known unless they are asked for again."""
+    names = {kind: f"{kind}/{model}/{who}" for kind in kinds}
+    asked = {kind: name for kind, name in names.items() if re.search(options.cases, name)}
+    unknown = {"failed": "not run"}
+    return tuple(
+        kind
+        for kind, name in asked.items()
+        if options.again or "failed" in known.get(name, unknown)
+    )
+
+
 def arguments_of(kinds, model, options):
     """The options of the process that measures these kinds."""
     words = ["--model", model, "--batch", BATCHES[model]]
@@ -120,38 +132,30 @@ def main(arguments=None):
     parser.add_argument("--budget", type=float, help="seconds after which no case is begun")
     parser.add_argument("--limit", type=float, default=240, help="seconds of a process")
     parser.add_argument("--windows", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of a window")
+    parser.add_argument("--seconds", type=float, default=0.6, help="of a window")
     parser.add_argument("--list", action="store_true", help="print the names of the cases")
     parser.add_argument("--smoke", action="store_true", help="tiny models, to see that it runs")
     options = parser.parse_args(arguments)
+    if options.smoke and options.output is None:
+        parser.error("--smoke needs --output: what it finds is no result")
     output = options.output or RESULTS / f"speed_{card()}.json"
     results = read(output)
-    call, start = (
-        datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        time.monotonic(),
-    )
+    call, start = datetime.datetime.now(datetime.UTC), time.monotonic()
     for kinds, model, who in PLAN:
-        names = {kind: f"{kind}/{model}/{who}" for kind in kinds}
-        due = tuple(kind for kind, name in names.items() if re.search(options.cases, name))
-        if not options.again:
-            known = results["cases"]
-            due = tuple(
-                kind for kind in due if "failed" in known.get(names[kind], {"failed": "not run"})
-            )
-        if not due:
+        kinds = due(kinds, model, who, options, results["cases"])
+        if not kinds:
             continue
         if options.list:
-            print(*(names[kind] for kind in due), sep="\n")
+            print(*(f"{kind}/{model}/{who}" for kind in kinds), sep="\n")
             continue
         if options.budget is not None and time.monotonic() - start > options.budget:
-            print(
-                f"{options.budget:g} s are over: {names[due[0]]} and the rest are left", flush=True
-            )
+            print(f"{options.budget:g} s are over, cases are left", flush=True)
             break
         begun = time.monotonic()
-        for name, found in measured(due, model, who, options).items():
+        for name, found in measured(kinds, model, who, options).items():
             seconds = round(time.monotonic() - begun, 1)
-            results["cases"][name] = {**found, "call": call, "process_seconds": seconds}
+            found |= {"call": call.isoformat(timespec="seconds"), "process_seconds": seconds}
+            results["cases"][name] = found
             print(line(results, name), flush=True)
         output.parent.mkdir(parents=True, exist_ok=True)
         write(output, results)

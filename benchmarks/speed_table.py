@@ -72,7 +72,7 @@ def plain_cell(key, digits):
 
 def largest_cell(cases, name):
     case = cases[name]
-    if not case.get("largest_batch"):
+    if not case.get("largest_batch") or not case.get("peak_gib"):
         return None
     return f"{case['largest_batch']} ({case['peak_gib']:.1f} GiB)"
 
@@ -134,9 +134,10 @@ def section(path):
                 versions.setdefault(package, set()).add(case["versions"][package])
     names = ", ".join(f"{name} {' / '.join(sorted(versions[name]))}" for name in versions)
     precisions = ", ".join(sorted({case["precision"] for case in done}))
+    sizes = ", ".join(str(size) for size in sorted({case.get("image_size", 224) for case in done}))
     ceilings = [case["ceiling_tflops"] for case in done if case.get("ceiling_tflops")]
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-    lines = [f"**{', '.join(cards)}**, {when}, {precisions}, 224 px: {names}."]
+    lines = [f"**{', '.join(cards)}**, {when}, {precisions}, {sizes} px: {names}."]
     if ceilings:
         lines.append(
             "Images a second, medians of windows (against compiled timm) and the share of the "
