@@ -92,6 +92,18 @@ class Messages:
         self._thread.join(timeout=1)
 
 
+class Compilations:
+    """Counts what the framework compiled since it was last asked; `None` where it cannot tell."""
+
+    def __init__(self, device):
+        self._count = device.count_compilations()
+        self._last = self._count()
+
+    def so_far(self):
+        last, self._last = self._last, self._count()
+        return None if last is None else self._last - last
+
+
 def synthetic(device, batch, size):
     """(images of 8 bits, labels of 1,000 classes), random, on the device."""
     import numpy as np

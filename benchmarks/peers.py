@@ -137,14 +137,14 @@ class TorchPeer:
         options, device = self.options, self.device
         self.torch.compiler.reset()  # lets go of the mode before, and of its model
         gc.collect()
-        compilations = device.count_compilations()
+        count = measure.Compilations(device)
         device.forget_peak()
         step = self.training_step() if mode == "train" else self.inference_step()
         start = time.perf_counter()
         step()
         device.wait()
         result = {"first_step_seconds": round(time.perf_counter() - start, 2)}
-        result["compilations"] = before = compilations()
+        result["compilations"] = count.so_far()
         if options.windows:
             times, steps = measure.windows(step, device.wait, options.seconds, options.windows)
             result["raw"] = measure.speed(times, steps, found, passes=3 if mode == "train" else 1)
@@ -152,7 +152,7 @@ class TorchPeer:
             step()
             step()
             device.wait()
-        result["recompilations"] = compilations() - before
+        result["recompilations"] = count.so_far()
         result["peak_gib"] = measure.peak_gib(device)
         return result
 
