@@ -182,6 +182,19 @@ def predict(model, batch, device, options, case):
     return found
 
 
+def partial_batch(model, batch, device):
+    """Compilations in two epochs that end with a smaller batch: at most 1 is due, and then 0."""
+    count, found = measure.Compilations(device), []
+    rest = tuple(part[: len(part) // 2 + 1] for part in batch)
+    for _ in range(2):
+        epoch = (part for part in (batch, rest))
+        if keras.backend.backend() == "tensorflow":
+            epoch = resident(batch).take(1).concatenate(resident(rest).take(1))
+        model.fit(epoch, steps_per_epoch=2, verbose=0, shuffle=False)
+        found.append(count.so_far())
+    return found
+
+
 def borders_of(steps, options):
     """The callback of some windows, and how many batches they take."""
     # The last batch is there for its beginning, the last border.

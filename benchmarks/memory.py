@@ -6,7 +6,7 @@
 
 Each try is three training steps in a process of its own, of ours (`jax`, `torch`, `tensorflow`) or
 of a peer of `peers.py`. The largest batch is found by doubling, then by halving what lies between,
-to a multiple of 8. JAX, which takes three quarters of a card unless told otherwise, may have 95%
+to a multiple of `--multiple`. JAX, which takes three quarters of a card unless told otherwise, may have 95%
 (`XLA_PYTHON_CLIENT_MEM_FRACTION`). Prints a line a try and one line of JSON at the end.
 """
 
@@ -17,20 +17,19 @@ from pathlib import Path
 
 import _cases as cases
 
-MULTIPLE = 8
 FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 
 
-def largest(fits, start, most):
-    """The largest multiple of 8 up to `most` that fits, or 0; `fits` is tried from `start` on."""
-    batch, worked, failed = start, 0, most + MULTIPLE
+def largest(fits, start, most, multiple):
+    """The largest multiple up to `most` that fits, or 0; `fits` is tried from `start` on."""
+    batch, worked, failed = start, 0, most + multiple
     while batch < failed and not worked >= most:
         if fits(batch):
             worked, batch = batch, min(2 * batch, most)
         else:
             failed = batch
-    while failed - worked > MULTIPLE:
-        batch = (worked + failed) // 2 // MULTIPLE * MULTIPLE
+    while failed - worked > multiple:
+        batch = (worked + failed) // 2 // multiple * multiple
         if fits(batch):
             worked = batch
         else:
@@ -47,12 +46,13 @@ def main(arguments=None):
     parser.add_argument("--batch", type=int, default=128, help="or where --largest begins")
     parser.add_argument("--largest", action="store_true")
     parser.add_argument("--most", type=int, default=4096, help="bound of --largest")
+    parser.add_argument("--multiple", type=int, default=8, help="what --largest is exact to")
     parser.add_argument("--limit", type=float, default=300, help="seconds of a try")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
-    if options.batch % MULTIPLE or options.most % MULTIPLE:
-        parser.error(f"--batch and --most are multiples of {MULTIPLE}")
+    if options.largest and (options.batch % options.multiple or options.most % options.multiple):
+        parser.error(f"--batch and --most must be multiples of {options.multiple}")
     shared = ["--model", options.model, "--precision", options.precision, "--modes", "train"]
     shared += ["--windows", 0, *(["--remat"] if options.remat else [])]
     shared += ["--smoke"] if options.smoke else []
@@ -73,7 +73,7 @@ def main(arguments=None):
 
     result = {"who": options.who, "remat": options.remat}
     if options.largest:
-        batch = largest(fits, options.batch, options.most)
+        batch = largest(fits, options.batch, options.most, options.multiple)
         result["largest_batch"] = batch
     else:
         batch = options.batch

@@ -88,6 +88,7 @@ class TorchPeer:
 
     def model(self):
         model = (timm_model if self.timm else transformers_model)(self.options)
+        self.parameters = sum(weight.numel() for weight in model.parameters())
         return model.to(self.device.device, memory_format=self.format)
 
     def compiled(self, model):
@@ -195,6 +196,7 @@ def main(arguments=None):
             import _keras_runs
 
             model = keras_hub_model(options)
+            found["parameters"] = model.count_params()
             for mode in options.modes:
                 found[mode] = getattr(_keras_runs, mode)(model, batch, device, options, found)
             return
@@ -202,6 +204,7 @@ def main(arguments=None):
         del batch
         for mode in options.modes:
             found[mode] = peer.run(mode, found)
+        found["parameters"] = peer.parameters
 
 
 if __name__ == "__main__":

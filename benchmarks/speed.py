@@ -23,7 +23,7 @@ import _cases as cases
 import speed_table
 
 RESULTS = Path(__file__).parent / "results"
-BATCHES = {"vit_s16": 256, "vit_b16": 256, "vit_l16": 128, "r50_vit_b16": 256, "vit_h14": 64}
+BATCHES = {"vit_s16": 256, "vit_b16": 256, "vit_l16": 128, "r50_vit_b16": 256, "vit_h14": 128}
 BOTH = ("predict", "train")
 MAIN = ("timm-compile", "torch", "jax")
 # (kinds that one process measures, model, who), those that matter most first.
@@ -96,7 +96,8 @@ def measured(kinds, model, who, options):
 
 def largest(model, who, options):
     words = ["--who", who, "--model", model, "--largest", "--batch", BATCHES[model], "--remat"]
-    words += ["--most", 64, "--smoke"] if options.smoke else ["--most", 1024]
+    words += ["--multiple", 32, "--most", 128 if options.smoke else 512]
+    words += ["--smoke"] if options.smoke else []
     script = [sys.executable, Path(__file__).with_name("memory.py")]
     done = subprocess.run([*script, *map(str, words)], capture_output=True, text=True)
     if done.returncode:

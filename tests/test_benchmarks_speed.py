@@ -163,7 +163,7 @@ def test_a_case_that_fails(scripts, monkeypatch, program, expected):
 @pytest.mark.parametrize("fitting", [0, 5, 8, 47, 48, 200, 1000])
 @pytest.mark.parametrize("start", [8, 64, 256])
 def test_the_largest_batch(scripts, fitting, start):
-    found = scripts("memory").largest(lambda batch: batch <= fitting, start, 256)
+    found = scripts("memory").largest(lambda batch: batch <= fitting, start, 256, 8)
     assert found == min(fitting // 8 * 8, 256)
 
 
@@ -248,7 +248,9 @@ def test_borders_are_as_many_as_asked_for(scripts):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", [["predict", "train"], ["train", "--windows", "0", "--cold"]])
+@pytest.mark.parametrize(
+    "mode", [["predict", "train", "--partial"], ["train", "--windows", "0", "--cold"]]
+)
 def test_throughput(mode):
     words = ["--backend", harness.BACKEND, "--smoke", "--modes", *mode]
     printed = harness.run_interpreter(BENCHMARKS / "throughput.py", *words)
@@ -262,4 +264,6 @@ def test_throughput(mode):
     for rate in (found["train"]["fit"], found["train"]["raw"]):
         assert len(rate["windows"]) == 3 and rate["images_per_second"] > 0 and rate["mfu"] > 0
     assert found["predict"]["predict"]["whole_call"] > 0
+    first, second = found["partial_batch_compilations"]
+    assert first in (0, 1, None) and second in (0, None)
     assert found["predict"]["recompilations"] in (0, None)
