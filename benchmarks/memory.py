@@ -6,8 +6,8 @@
 
 Each try is three training steps in a process of its own, of ours (`jax`, `torch`, `tensorflow`) or
 of a peer of `peers.py`. The largest batch is found by doubling, then by halving what lies between,
-to a multiple of `--multiple`. JAX, which takes three quarters of a card unless told otherwise, may have 95%
-(`XLA_PYTHON_CLIENT_MEM_FRACTION`). Prints a line a try and one line of JSON at the end.
+to a multiple of `--multiple`. JAX, which takes three quarters of a card unless told otherwise, may
+have 95% (`XLA_PYTHON_CLIENT_MEM_FRACTION`). Prints a line a try and one line of JSON at the end.
 """
 
 import argparse
@@ -39,7 +39,9 @@ def largest(fits, start, most, multiple):
 
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--who", default="jax", help="one of ours, or a peer of peers.py")
+    parser.add_argument(
+        *("--who", "--backend"), default="jax", help="one of ours, or a peer of peers.py"
+    )
     parser.add_argument("--model", default="vit_h14")
     parser.add_argument("--precision", default="mixed_bfloat16")
     parser.add_argument("--remat", action="store_true", help="ours only")
