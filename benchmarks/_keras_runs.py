@@ -110,10 +110,11 @@ def _jax_steps(function, groups, batch):
 
 def _stateful_steps(function, backend, batch, listed=False):
     """PyTorch's functions take a list of one batch; TensorFlow's an iterator, or such a list."""
+    # A list, as a DataLoader makes of a tuple: compiled code is for one of the two.
     device = measure.framework(backend)
     stream, now = iter(resident(batch)), [None]
     if backend == "torch":
-        take = lambda: [batch]  # noqa: E731
+        take = lambda: [list(batch)]  # noqa: E731
     elif listed:
         take = lambda: [next(stream)]  # noqa: E731
     else:
@@ -128,12 +129,12 @@ def _stateful_steps(function, backend, batch, listed=False):
 
 def train(model, batch, device, options, case):
     """First step, images a second through `fit` and in a loop of steps, peak, recompilations."""
-    compilations = device.count_compilations()
+    count = measure.Compilations(device)
     device.forget_peak()
     start = time.perf_counter()
     model.fit(resident(batch), steps_per_epoch=1, verbose=0, shuffle=False)
     found = {"first_step_seconds": round(time.perf_counter() - start, 2)}
-    found["compilations"] = before = compilations()
+    found["compilations"] = count.so_far()
     if options.windows:
         # In training mode, which `fit` ends with its epoch.
         if keras.backend.backend() == "torch":
@@ -148,7 +149,7 @@ def train(model, batch, device, options, case):
         found["fit"] = measure.speed(borders.windows(), steps, case, passes=3)
     else:
         model.fit(resident(batch), steps_per_epoch=2, verbose=0, shuffle=False)
-    found["recompilations"] = None if before is None else compilations() - before
+    found["recompilations"] = count.so_far()
     found["peak_gib"] = measure.peak_gib(device)
     return found
 
@@ -156,12 +157,12 @@ def train(model, batch, device, options, case):
 def predict(model, batch, device, options, case):
     """As `train`, of inference; the raw call is the function that `predict` calls for a batch."""
     images = batch[:1]
-    compilations = device.count_compilations()
+    count = measure.Compilations(device)
     device.forget_peak()
     start = time.perf_counter()
     model.predict(resident(images), steps=1, verbose=0)
     found = {"first_step_seconds": round(time.perf_counter() - start, 2)}
-    found["compilations"] = before = compilations()
+    found["compilations"] = count.so_far()
     if options.windows:
         step, wait, give_back = steps_of_predict(model, images)
         times, steps = measure.windows(step, wait, options.seconds, options.windows)
@@ -177,7 +178,20 @@ def predict(model, batch, device, options, case):
         seconds = time.perf_counter() - start
         found["predict"] = measure.speed(borders.windows(), steps, case, passes=1)
         found["predict"]["whole_call"] = round(total * options.batch / seconds, 2)
-    found["recompilations"] = None if before is None else compilations() - before
+    found["recompilations"] = count.so_far()
+    return found
+
+
+def partial_batch(model, batch, device):
+    """Compilations in two epochs that end with a smaller batch: at most 1 is due, and then 0."""
+    count, found = measure.Compilations(device), []
+    rest = tuple(part[: len(part) // 2 + 1] for part in batch)
+    for _ in range(2):
+        epoch = (part for part in (batch, rest))
+        if keras.backend.backend() == "tensorflow":
+            epoch = resident(batch).take(1).concatenate(resident(rest).take(1))
+        model.fit(epoch, steps_per_epoch=2, verbose=0, shuffle=False)
+        found.append(count.so_far())
     return found
 
 

@@ -22,7 +22,7 @@ from _frameworks import DTYPES, framework, installed, versions  # noqa: F401
 sys.path.insert(0, str(ROOT))
 GIB = 2**30
 WARM = 3  # steps before a window, after the one that compiles
-KEPT_LINES = 20
+KEPT_LINES, WIDTH = 20, 300
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "JAX_COMPILATION_CACHE_DIR")
 PACKAGES = (
     *("keras", "jax", "jaxlib", "torch", "triton", "tensorflow"),
@@ -90,6 +90,18 @@ class Messages:
         sys.stderr.flush()
         os.dup2(self._saved, 2)  # closes the pipe, unless a child process holds it
         self._thread.join(timeout=1)
+
+
+class Compilations:
+    """Counts what the framework compiled since it was last asked; `None` where it cannot tell."""
+
+    def __init__(self, device):
+        self._count = device.count_compilations()
+        self._last = self._count()
+
+    def so_far(self):
+        last, self._last = self._last, self._count()
+        return None if last is None else self._last - last
 
 
 def synthetic(device, batch, size):
@@ -193,7 +205,7 @@ def record(who, device, options):
             found["ceiling_tflops"] = round(ceiling_tflops(device, options.precision), 2)
         yield found
     found["messages"] = len(messages.lines)
-    found["message_lines"] = list(dict.fromkeys(messages.lines))[:KEPT_LINES]
+    found["message_lines"] = [line[:WIDTH] for line in dict.fromkeys(messages.lines)][:KEPT_LINES]
     text = json.dumps(found)
     if options.json:
         options.json.write_text(text + "\n")

@@ -88,6 +88,7 @@ class TorchPeer:
 
     def model(self):
         model = (timm_model if self.timm else transformers_model)(self.options)
+        self.parameters = sum(weight.numel() for weight in model.parameters())
         return model.to(self.device.device, memory_format=self.format)
 
     def compiled(self, model):
@@ -137,14 +138,14 @@ class TorchPeer:
         options, device = self.options, self.device
         self.torch.compiler.reset()  # lets go of the mode before, and of its model
         gc.collect()
-        compilations = device.count_compilations()
+        count = measure.Compilations(device)
         device.forget_peak()
         step = self.training_step() if mode == "train" else self.inference_step()
         start = time.perf_counter()
         step()
         device.wait()
         result = {"first_step_seconds": round(time.perf_counter() - start, 2)}
-        result["compilations"] = before = compilations()
+        result["compilations"] = count.so_far()
         if options.windows:
             times, steps = measure.windows(step, device.wait, options.seconds, options.windows)
             result["raw"] = measure.speed(times, steps, found, passes=3 if mode == "train" else 1)
@@ -152,7 +153,7 @@ class TorchPeer:
             step()
             step()
             device.wait()
-        result["recompilations"] = compilations() - before
+        result["recompilations"] = count.so_far()
         result["peak_gib"] = measure.peak_gib(device)
         return result
 
@@ -195,6 +196,7 @@ def main(arguments=None):
             import _keras_runs
 
             model = keras_hub_model(options)
+            found["parameters"] = model.count_params()
             for mode in options.modes:
                 found[mode] = getattr(_keras_runs, mode)(model, batch, device, options, found)
             return
@@ -202,6 +204,7 @@ def main(arguments=None):
         del batch
         for mode in options.modes:
             found[mode] = peer.run(mode, found)
+        found["parameters"] = peer.parameters
 
 
 if __name__ == "__main__":

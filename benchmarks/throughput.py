@@ -45,6 +45,7 @@ def main(arguments=None):
     parser.add_argument("--backend", choices=("jax", "torch", "tensorflow"), required=True)
     measure.add_arguments(parser)
     parser.add_argument("--remat", action="store_true", help="compute blocks again backwards")
+    parser.add_argument("--partial", action="store_true", help="compilations of a last batch")
     parser.add_argument("--jit-compile", choices=list(JIT), default="auto")
     options = measure.parsed(parser, arguments)
     os.environ["KERAS_BACKEND"] = options.backend
@@ -55,9 +56,12 @@ def main(arguments=None):
         found |= {"remat": options.remat, "jit_compile": options.jit_compile}
         model = build(options)
         found["jit_compiled"] = bool(model.jit_compile)
+        found["parameters"] = model.count_params()
         batch = measure.synthetic(device, options.batch, found["image_size"])
         for mode in options.modes:
             found[mode] = getattr(_keras_runs, mode)(model, batch, device, options, found)
+        if options.partial:
+            found["partial_batch_compilations"] = _keras_runs.partial_batch(model, batch, device)
 
 
 if __name__ == "__main__":
