@@ -3,7 +3,6 @@
 from keras_vit.layers.attention import MultiHeadSelfAttention
 from keras_vit.layers.bottleneck import BottleneckUnit, RootBlock
 from keras_vit.layers.mlp import MLP
-from keras_vit.layers.normalization import LayerNorm
 from keras_vit.layers.patch_encoder import PatchEncoder
 from keras_vit.layers.patches import Patches
 from keras_vit.layers.pixel_scaling import PixelScaling
@@ -24,7 +23,6 @@ __all__ = [
     "AttentionPooling",
     "BottleneckUnit",
     "DropPath",
-    "LayerNorm",
     "LayerScale",
     "MultiHeadSelfAttention",
     "PatchAveragePooling",

@@ -11,7 +11,6 @@ from keras_vit.layers.fused_attention import (
     missing_tokens,
     plain_attention_scores,
 )
-from keras_vit.layers.normalization import LayerNorm
 from keras_vit.layers.relative_position import RelativePosition
 
 
@@ -105,7 +104,9 @@ class MultiHeadSelfAttention(keras.layers.Layer):
         self.built = True
 
     def _head_norm(self, name):
-        norm = LayerNorm(epsilon=self.norm_epsilon, dtype=self.dtype_policy, name=name)
+        norm = keras.layers.LayerNormalization(
+            epsilon=self.norm_epsilon, dtype=self.dtype_policy, name=name
+        )
         norm.build((None, None, None, self.head_dim))
         return norm
 

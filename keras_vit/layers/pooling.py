@@ -8,7 +8,6 @@ from keras import ops
 from keras_vit import _checks
 from keras_vit.layers.fused_attention import plain_attention_scores
 from keras_vit.layers.mlp import MLP
-from keras_vit.layers.normalization import LayerNorm
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
@@ -133,7 +132,9 @@ class AttentionPooling(keras.layers.Layer):
         self.mlp = MLP(mlp_dim, activation=activation, dtype=self.dtype_policy, name="mlp")
         self.mlp_dim = self.mlp.mlp_dim
         self.activation = self.mlp.activation
-        self.norm = LayerNorm(epsilon=self.norm_epsilon, dtype=self.dtype_policy, name="norm")
+        self.norm = keras.layers.LayerNormalization(
+            epsilon=self.norm_epsilon, dtype=self.dtype_policy, name="norm"
+        )
 
     def build(self, input_shape):
         dim = input_shape[-1]

@@ -8,7 +8,6 @@ from keras import ops
 from keras_vit import _checks, _compiling
 from keras_vit.layers.attention import MultiHeadSelfAttention
 from keras_vit.layers.mlp import MLP
-from keras_vit.layers.normalization import LayerNorm
 from keras_vit.layers.regularization import DropPath, LayerScale
 from keras_vit.layers.remat import recompute
 
@@ -103,7 +102,9 @@ class TransformerBlock(keras.layers.Layer):
         self.mlp_drop_path = self._drop_path("mlp_drop_path")
 
     def _norm(self, name):
-        return LayerNorm(epsilon=self.norm_epsilon, dtype=self.dtype_policy, name=name)
+        return keras.layers.LayerNormalization(
+            epsilon=self.norm_epsilon, dtype=self.dtype_policy, name=name
+        )
 
     def _scale(self, name):
         if self.layer_scale_init is None:

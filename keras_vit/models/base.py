@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from keras_vit import _checks
+from keras_vit import _checks, _compiling
 from keras_vit._atomic import replacing
 from keras_vit.checkpoints.dialect import Source
 from keras_vit.engines.engine import current
@@ -35,13 +35,17 @@ class FlatModel(SpreadsOut, keras.Model):
     def __init__(self, images, outputs, config: Mapping[str, Any], dtype, name: str | None):
         super().__init__(inputs=images, outputs=outputs, name=name)
         self.dtype_policy = dtype
-        self.autocast = False  # it has no weights but its layers', which cast them
         # A proxy, since Keras would take a plain dict for a container of layers.
         self._flat_config = MappingProxyType(dict(config))
         # The checkpoint that the weights came from, see `checkpoints.dialect.Source`.
         self.source: Source | None = None
         if config["num_classes"] is not None:
             self.compile(**default_compilation(config["classifier_activation"]))
+
+    def __call__(self, *args, **kwargs):
+        if self.jit_compile and not _compiling.current().in_step:
+            compiled.ready(self)
+        return super().__call__(*args, **kwargs)
 
     def call(self, inputs, training=None, mask=None):
         """Runs the model; a ValueError names the shape that images must have."""
@@ -64,17 +68,17 @@ class FlatModel(SpreadsOut, keras.Model):
 
     def make_train_function(self, force=False):
         """Readies `fit`."""
-        compiled.refresh(self)
+        compiled.ready(self)
         return super().make_train_function(force)
 
     def make_test_function(self, force=False):
         """Readies `evaluate`."""
-        compiled.refresh(self)
+        compiled.ready(self)
         return super().make_test_function(force)
 
     def make_predict_function(self, force=False):
         """Readies `predict`."""
-        compiled.refresh(self)
+        compiled.ready(self)
         return super().make_predict_function(force)
 
     def compile(self, *args, **kwargs):

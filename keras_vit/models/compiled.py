@@ -32,6 +32,12 @@ _Key = tuple[Any, ...]
 
 
 @dataclass
+class _Part:
+    model: keras.Model
+    values: list[Any]
+
+
+@dataclass
 class _Step:
     graph: Graph
     values: list[Any]
@@ -40,9 +46,9 @@ class _Step:
 
 @dataclass
 class _Known:
-    """What is known of a model: its parts and parameters, calls of each kind, chains of some."""
+    """What is known of a model: its parts, calls of each kind, chains of some."""
 
-    parts: list[keras.Model]
+    parts: list[_Part]
     identities: list[int]
     parameters: list[Any]
     calls: dict[_Key, int] = field(default_factory=dict)
@@ -64,11 +70,11 @@ def call(model: keras.Model, inputs: Any, training: bool | None) -> list[Any] | 
         `None` if the model is to be called layer by layer.
     """
     state = _compiling.current()
-    if not state.allowed or state.recording is not None or not hasattr(inputs, "requires_grad"):
-        return None
     known = _models.get(model)
-    if known is None or (not state.in_step and known.identities != _identities(model)):
-        known = _models[model] = _known(model)
+    if known is None or not state.allowed or state.recording is not None:
+        return None
+    if not hasattr(inputs, "requires_grad"):  # a symbolic tensor
+        return None
     mode, key = _key(known, inputs, training)
     if key not in known.chains:
         known.calls[key] = known.calls.get(key, 0) + 1
@@ -80,11 +86,18 @@ def call(model: keras.Model, inputs: Any, training: bool | None) -> list[Any] | 
     return None if chain is None else _run(chain, inputs.contiguous())
 
 
-def refresh(model: keras.Model) -> None:
-    """Forgets the chains of a model whose variables are no longer those that they were."""
+def ready(model: keras.Model) -> None:
+    """Looks at a model before it is called; what was compiled for other variables is forgotten.
+
+    Not inside of a call: there, a variable's value may be a copy in another dtype.
+    """
+    if keras.backend.backend() != "torch" or not model.built:
+        return
     known = _models.get(model)
-    if known is not None and known.identities != _identities(model):
-        del _models[model]
+    if known is None or known.identities != _identities(model):
+        found = _known(model)
+        if not any(value.is_meta for value in found.parameters):  # no symbolic call
+            _models[model] = found
 
 
 def forget(model: keras.Model) -> None:
@@ -99,10 +112,10 @@ def _identities(model) -> list[int]:
 def _known(model) -> _Known:
     cuts = [layer.output for layer in model.layers if isinstance(layer, _CUT_BEHIND)]
     starts = [model.inputs[0], *cuts]
-    parts = [keras.Model(start, end) for start, end in zip(starts, cuts, strict=False)]
-    parts.append(keras.Model(starts[-1], model.outputs))
-    parameters = [variable.value for variable in model.variables]
-    return _Known(parts, _identities(model), parameters)
+    models = [keras.Model(start, end) for start, end in zip(starts, cuts, strict=False)]
+    models.append(keras.Model(starts[-1], model.outputs))
+    parts = [_Part(part, [variable.value for variable in part.variables]) for part in models]
+    return _Known(parts, _identities(model), [value for part in parts for value in part.values])
 
 
 def _key(known, inputs, training) -> tuple[_Key, _Key]:
@@ -121,15 +134,14 @@ def _chain(known, inputs, training) -> list[_Step] | None:
     steps, x = [], inputs
     try:
         for part in known.parts:
-            variables = part.variables
-            values = [variable.value for variable in variables]
-            remat = bool(training) and any(getattr(layer, "remat", False) for layer in part.layers)
+            variables, layers = part.model.variables, part.model.layers
+            remat = bool(training) and any(getattr(layer, "remat", False) for layer in layers)
 
             def function(x, part=part):
-                return part(x, training=training)
+                return part.model(x, training=training)
 
-            graph, rates = record(function, x, variables, values, remat=remat)
-            steps.append(_Step(graph, values, rates))
+            graph, rates = record(function, x, variables, part.values, remat=remat)
+            steps.append(_Step(graph, part.values, rates))
             x = _run(steps[-1:], x)[0].detach().requires_grad_(torch.is_grad_enabled())
     except torch.cuda.OutOfMemoryError:
         raise

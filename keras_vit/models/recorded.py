@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -54,7 +55,10 @@ class Graph:
         # The share of what a backward pass would like to have kept.
         with config.patch(activation_memory_budget=0.0 if remat else 1.0):
             # Not `torch.compile`, which would check at each call what is known here.
-            self.run: Callable = torch._inductor.compile(module, arguments)
+            with warnings.catch_warnings():
+                # That float32 is computed as float32 is no reason to warn.
+                warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)
+                self.run: Callable = torch._inductor.compile(module, arguments)
 
 
 _graphs: weakref.WeakValueDictionary[bytes, Graph] = weakref.WeakValueDictionary()
@@ -85,8 +89,10 @@ def record(function: Callable, inputs, variables, values, *, remat: bool) -> tup
             draws.give(arguments[: len(factors)])
             mapping = list(zip(variables, arguments[len(factors) :], strict=True))
             with keras.StatelessScope(state_mapping=mapping) as scope:
+                before = [scope.get_current_value(variable) for variable in variables]
                 outputs = function(inputs)
-            if any(scope.get_current_value(v) is not given for v, given in mapping):
+                after = [scope.get_current_value(variable) for variable in variables]
+            if any(new is not old for new, old in zip(after, before, strict=True)):
                 raise ValueError("a layer changes its variables when it is called")
             return tuple(keras.tree.flatten(outputs))
 

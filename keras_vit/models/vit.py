@@ -246,7 +246,9 @@ def _positions(config, policy, name):
 
 
 def _norm(x, config, policy, name):
-    return layers.LayerNorm(epsilon=config["norm_epsilon"], dtype=policy, name=name)(x)
+    return keras.layers.LayerNormalization(epsilon=config["norm_epsilon"], dtype=policy, name=name)(
+        x
+    )
 
 
 def _pool(x, config, policy):
