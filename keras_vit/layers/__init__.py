@@ -2,6 +2,7 @@
 
 from keras_vit.layers.attention import MultiHeadSelfAttention
 from keras_vit.layers.bottleneck import BottleneckUnit, RootBlock
+from keras_vit.layers.dense import Dense
 from keras_vit.layers.mlp import MLP
 from keras_vit.layers.patch_encoder import PatchEncoder
 from keras_vit.layers.patches import Patches
@@ -22,6 +23,7 @@ __all__ = [
     "MLP",
     "AttentionPooling",
     "BottleneckUnit",
+    "Dense",
     "DropPath",
     "LayerScale",
     "MultiHeadSelfAttention",

@@ -6,6 +6,7 @@ import keras
 from keras import ops
 
 from keras_vit import _checks
+from keras_vit.layers.dense import Dense
 from keras_vit.layers.fused_attention import (
     fused_attention,
     missing_tokens,
@@ -74,7 +75,7 @@ class MultiHeadSelfAttention(keras.layers.Layer):
         dim = input_shape[-1]
         _checks.divides("num_heads", self.num_heads, "hidden_dim", dim)
         self.head_dim = dim // self.num_heads
-        self.qkv = keras.layers.Dense(
+        self.qkv = Dense(
             3 * dim,
             use_bias=self.qkv_bias,
             # Glorot's variance for each of the three square kernels, not for the fused one.
@@ -82,7 +83,7 @@ class MultiHeadSelfAttention(keras.layers.Layer):
             dtype=self.dtype_policy,
             name="qkv",
         )
-        self.out = keras.layers.Dense(dim, dtype=self.dtype_policy, name="out")
+        self.out = Dense(dim, dtype=self.dtype_policy, name="out")
         self.qkv.build(input_shape)
         self.out.build(input_shape)
         if self.qk_norm:

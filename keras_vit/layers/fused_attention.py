@@ -36,8 +36,8 @@ def fused_attention(query, key, value, tokens=None):
             `None` for all.
 
     Returns:
-        `(batch, tokens, heads, head_dim)`, or `None` where plain matmuls are faster: on CPUs (on
-        all three backends), on TensorFlow (XLA fuses them), and for what a kernel cannot do.
+        `(batch, tokens, heads, head_dim)`, or `None` where plain matmuls are faster: under JAX on
+        CPUs, on TensorFlow (XLA fuses them), and for what a kernel cannot do.
     """
     kernel = _KERNELS.get(keras.backend.backend())
     return None if kernel is None else kernel(query, key, value, tokens)
@@ -63,7 +63,7 @@ def plain_attention_scores(query, key, bias=None):
 
 
 def _torch_kernel(query, key, value, tokens):
-    if query.device.type != "cuda" or tokens is not None:
+    if tokens is not None:
         return None
     from torch.nn.functional import scaled_dot_product_attention
 

@@ -8,10 +8,14 @@ import keras
 from keras import ops
 
 from keras_vit import _checks
+from keras_vit.layers.dense import Dense
 
 
 def gelu(x):
-    """Exact GELU, `x * Phi(x)`, written with erf so that every exporter reads it."""
+    """Exact GELU, `x * Phi(x)`."""
+    if keras.backend.backend() == "torch":
+        return ops.gelu(x, approximate=False)
+    # Written with erf, so that every exporter reads it; XLA makes one loop of it.
     half, root = ops.cast(0.5, x.dtype), ops.cast(1.0 / math.sqrt(2.0), x.dtype)
     return half * x * (1.0 + ops.erf(x * root))
 
@@ -77,7 +81,7 @@ class MLP(keras.layers.Layer):
         )
 
     def _dense(self, units, name):
-        return keras.layers.Dense(
+        return Dense(
             units,
             bias_initializer=keras.initializers.RandomNormal(stddev=1e-6),
             dtype=self.dtype_policy,

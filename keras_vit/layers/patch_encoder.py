@@ -6,6 +6,7 @@ import keras
 from keras import ops
 
 from keras_vit import _checks
+from keras_vit.layers.dense import Dense
 from keras_vit.layers.position_embedding import ADDED_KINDS, PositionEmbedding
 
 
@@ -76,7 +77,7 @@ class PatchEncoder(keras.layers.Layer):
             int(self.use_class_token) + int(self.use_distillation_token) + self.num_registers
         )
 
-        self.projection = keras.layers.Dense(
+        self.projection = Dense(
             self.hidden_dim,
             use_bias=self.use_bias,
             kernel_initializer="lecun_normal",

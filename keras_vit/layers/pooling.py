@@ -6,6 +6,7 @@ import keras
 from keras import ops
 
 from keras_vit import _checks
+from keras_vit.layers.dense import Dense
 from keras_vit.layers.fused_attention import plain_attention_scores
 from keras_vit.layers.mlp import MLP
 
@@ -140,15 +141,15 @@ class AttentionPooling(keras.layers.Layer):
         dim = input_shape[-1]
         _checks.divides("num_heads", self.num_heads, "hidden_dim", dim)
         self.probe = self.add_weight(name="probe", shape=(1, 1, dim), initializer="glorot_uniform")
-        self.query = keras.layers.Dense(dim, dtype=self.dtype_policy, name="query")
-        self.key_value = keras.layers.Dense(
+        self.query = Dense(dim, dtype=self.dtype_policy, name="query")
+        self.key_value = Dense(
             2 * dim,
             # Glorot's variance for each of the two square kernels, not for the fused one.
             kernel_initializer=keras.initializers.VarianceScaling(1.5, "fan_avg", "uniform"),
             dtype=self.dtype_policy,
             name="key_value",
         )
-        self.out = keras.layers.Dense(dim, dtype=self.dtype_policy, name="out")
+        self.out = Dense(dim, dtype=self.dtype_policy, name="out")
         for layer in (self.query, self.key_value, self.out, self.norm, self.mlp):
             layer.build((input_shape[0], 1, dim))
         self.built = True

@@ -63,7 +63,7 @@ def call(model: keras.Model, inputs: Any, training: bool | None) -> list[Any] | 
 
     Args:
         model: functional, built; a chain between its blocks.
-        inputs: a tensor of the shape that the model takes.
+        inputs: a tensor or an array of the shape that the model takes.
         training: as in `call`.
 
     Returns:
@@ -73,7 +73,10 @@ def call(model: keras.Model, inputs: Any, training: bool | None) -> list[Any] | 
     known = _models.get(model)
     if known is None or not state.allowed or state.recording is not None:
         return None
-    if not hasattr(inputs, "requires_grad"):  # a symbolic tensor
+    if isinstance(inputs, keras.KerasTensor):
+        return None
+    inputs = keras.ops.convert_to_tensor(inputs)
+    if inputs.is_meta:
         return None
     mode, key = _key(known, inputs, training)
     if key not in known.chains:

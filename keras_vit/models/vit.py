@@ -272,7 +272,7 @@ def _pool(x, config, policy):
     if config["norm_after_pooling"]:
         x = _norm(x, config, policy, "pooled_norm")
     if config["representation_size"] is not None:
-        x = keras.layers.Dense(
+        x = layers.Dense(
             config["representation_size"],
             activation="tanh",
             kernel_initializer="lecun_normal",
