@@ -57,8 +57,8 @@ def child(case):
     import keras
     import numpy as np
 
+    from keras_vit.optimizers import AdamW
     from keras_vit.training.losses import Crossentropy
-    from keras_vit.training.optimizers import AdamW
 
     backend = keras.backend.backend()
     gpu, reset, peak = _meter(backend)

@@ -36,6 +36,7 @@ ROWS = [
         "checkpoints": ("numpy",),
         "data": ("tensorflow", "numpy"),
     },
+    {"optimizers": ("keras",)},
     {"models": ("keras", "numpy")},
     {name: ("keras", "numpy") for name in ("inspection", "evaluation")},
     {"export": ("keras", "numpy")},

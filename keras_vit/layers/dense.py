@@ -35,3 +35,7 @@ class Dense(keras.layers.Dense):
 
         bias, kernel = (keras.ops.convert_to_tensor(x) for x in (self.bias, self.kernel))
         return self.activation(torch.addmm(bias, inputs, kernel))
+
+    def quantize(self, mode=None, type_check=True, config=None):
+        """Quantizes as `keras.layers.Dense` does, whose variables these are."""
+        super().quantize(mode, type_check=False, config=config)

@@ -16,9 +16,11 @@ from keras_vit.engines.engine import current
 from keras_vit.engines.model_hooks import SpreadsOut
 from keras_vit.layers.pixel_scaling import PIXEL_RANGES, check_channels
 from keras_vit.models import compiled
+from keras_vit.optimizers import AdamW
 
 CLASSIFIER_ACTIVATIONS = (None, "softmax", "sigmoid")
 DEFAULT_LEARNING_RATE = 3e-4
+DEFAULT_WEIGHT_DECAY = 0.004  # of kernels alone
 
 
 class FlatModel(SpreadsOut, keras.Model):
@@ -173,8 +175,8 @@ def default_compilation(classifier_activation: str | None) -> dict[str, Any]:
         classifier_activation: the head's; `None` means logits.
 
     Returns:
-        AdamW (3e-4), and the loss and metric that fit the head: integer labels for logits and
-        "softmax", 0/1 labels for each class for "sigmoid".
+        AdamW (rate 3e-4, decay 0.004 of kernels), and the loss and metric that fit the head:
+        integer labels for logits and "softmax", 0/1 labels for each class for "sigmoid".
     """
     if classifier_activation == "sigmoid":
         loss, metric = keras.losses.BinaryCrossentropy(), "binary_accuracy"
@@ -182,7 +184,7 @@ def default_compilation(classifier_activation: str | None) -> dict[str, Any]:
         logits = classifier_activation is None
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=logits)
         metric = "accuracy"
-    optimizer = keras.optimizers.AdamW(learning_rate=DEFAULT_LEARNING_RATE)
+    optimizer = AdamW(DEFAULT_LEARNING_RATE, weight_decay=DEFAULT_WEIGHT_DECAY)
     return {"optimizer": optimizer, "loss": loss, "metrics": [metric]}
 
 

@@ -76,7 +76,7 @@ def _abstract(asked: dict[str, Any]):
     import jax
 
     from keras_vit.models import BiTResNet, VisionTransformer
-    from keras_vit.training.optimizers import SGD, AdamW
+    from keras_vit.optimizers import SGD, AdamW
 
     made = []
 

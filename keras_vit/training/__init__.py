@@ -1,5 +1,6 @@
 """Training: recipes, optimizers, and runs that survive being killed."""
 
+from keras_vit.optimizers import SGD, AdamW
 from keras_vit.recipe import Recipe
 from keras_vit.recipes import get_recipe, list_recipes
 from keras_vit.training import distribution
@@ -11,7 +12,6 @@ from keras_vit.training.feeds import Feed, SourceFeed
 from keras_vit.training.groups import layer_decay_multipliers
 from keras_vit.training.lora import enable_lora, merge_lora
 from keras_vit.training.losses import Crossentropy, accuracy
-from keras_vit.training.optimizers import SGD, AdamW
 from keras_vit.training.parts import train_last_blocks
 from keras_vit.training.randomness import set_seed
 from keras_vit.training.result import Result

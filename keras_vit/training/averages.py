@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keras
 
-from keras_vit.training.optimizers import inner_optimizer
+from keras_vit.optimizers import inner_optimizer
 
 
 def swap_averages(model: keras.Model) -> None:

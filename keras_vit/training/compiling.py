@@ -11,11 +11,11 @@ import numpy as np
 from keras_vit import _checks
 from keras_vit.engines.engine import current
 from keras_vit.models.base import FlatModel
+from keras_vit.optimizers import SGD, AdamW
 from keras_vit.recipe import Recipe
 from keras_vit.training.groups import layer_decay_multipliers
 from keras_vit.training.lora import enable_lora
 from keras_vit.training.losses import Crossentropy, accuracy
-from keras_vit.training.optimizers import SGD, AdamW
 from keras_vit.training.parts import train_last_blocks
 from keras_vit.training.schedules import WarmupSchedule
 

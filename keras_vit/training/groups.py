@@ -7,10 +7,6 @@ import re
 from keras_vit import _checks
 from keras_vit.models.vit import VisionTransformer
 
-# Kernels of dense layers and convolutions, and their low-rank updates. Biases, norms, LayerScale,
-# class token, registers, probe and position embeddings do not decay.
-DECAYED = r"(^|/)(kernel|lora_kernel_[ab])$"
-
 _BLOCK = re.compile(r"(?:^|/)encoder_block_(\d+)(?:/|$)")
 _ABOVE = re.compile(r"(?:^|/)(encoder_norm|pooled_norm|pooling|pre_logits|head|head_dist)(?:/|$)")
 

@@ -405,4 +405,4 @@ def test_weights_argument_of_the_right_variant(tmp_path):
     config = loaded.get_config()
     assert (config["drop_path_rate"], config["num_classes"]) == (0.1, 2)
     assert loaded.name == "vitti16"
-    assert isinstance(loaded.optimizer, keras.optimizers.AdamW)
+    assert isinstance(loaded.optimizer, keras_vit.training.AdamW)

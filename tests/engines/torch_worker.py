@@ -18,9 +18,9 @@ import keras_vit  # isort: skip  # chooses the backend, so it comes before Keras
 import keras
 import numpy as np
 
+from keras_vit.optimizers import inner_optimizer
 from keras_vit.training import SGD, AdamW, Distiller, distribution, enable_lora
 from keras_vit.training.losses import Crossentropy, accuracy
-from keras_vit.training.optimizers import inner_optimizer
 from keras_vit.training.parts import train_last_blocks
 
 STEPS, BATCH = 10, 8

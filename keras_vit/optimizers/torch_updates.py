@@ -13,7 +13,7 @@ from keras import ops
 if TYPE_CHECKING:
     import torch
 
-    from keras_vit.training.optimizers import DecoupledOptimizer
+    from keras_vit.optimizers.decoupled import DecoupledOptimizer
 
 
 def global_norm(tensors: list[torch.Tensor]) -> torch.Tensor:

@@ -17,8 +17,11 @@ from keras import ops
 from keras_vit import _checks
 from keras_vit.engines.engine import current
 from keras_vit.engines.replicas import replicas_in_step
-from keras_vit.training import torch_updates
-from keras_vit.training.groups import DECAYED
+from keras_vit.optimizers import torch_updates
+
+# Kernels of dense layers and convolutions, and their low-rank updates. Biases, norms, LayerScale,
+# class token, registers, probe and position embeddings do not decay.
+DECAYED = r"(^|/)(kernel|lora_kernel_[ab])$"
 
 
 class DecoupledOptimizer(keras.optimizers.Optimizer):
