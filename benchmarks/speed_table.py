@@ -178,7 +178,8 @@ def main(arguments=None):
     made = text(options.results)
     if options.write:
         before, _, after = split(options.write.read_text())
-        options.write.write_text(f"{before}{BEGIN}\n{made}\n{END}{after}")
+        lines = f"{made}\n" if made else ""
+        options.write.write_text(f"{before}{BEGIN}\n{lines}{END}{after}")
     elif options.check:
         found = split(options.check.read_text())[1].strip()
         for line in difflib.unified_diff(

@@ -49,7 +49,7 @@ def block(config: Config, way: Way, *, drops_path: bool = False) -> list[Kept]:
         way: how it is run.
         drops_path: whether this block has a DropPath rate above 0.
     """
-    found = [*norm("attention norm", way), *_attention(config, way)]
+    found = [*norm("attention norm", way, _tokens(config, way)), *_attention(config, way)]
     if config["dropout_rate"]:
         found.append(Kept("mask of the attention's dropout", "B T D", way.mask))
     if config["layer_scale_init"] is not None:
@@ -67,22 +67,24 @@ def rematerialised() -> list[Kept]:
     return [Kept("input of the block", "B T D")]
 
 
-def norm(name: str, way: Way, tokens: str = "T") -> list[Kept]:
-    """A LayerNorm over tokens, and the product behind it."""
+def norm(name: str, way: Way, read: str = "T") -> list[Kept]:
+    """A LayerNorm over tokens, and the product behind it, which reads so many."""
     # XLA keeps the input as it came, which the residual sum needs too.
     dtype = "float32" if way.backend == "torch" else "compute"
     return [
-        Kept(f"input of the {name}", f"B {tokens} D", dtype),
-        Kept(f"mean and deviation of the {name}", f"B {tokens} 2", "float32"),
-        Kept(f"output of the {name}", f"B {tokens} D"),
+        Kept(f"input of the {name}", "B T D", dtype),
+        Kept(f"mean and deviation of the {name}", "B T 2", "float32"),
+        Kept(f"output of the {name}", f"B {read} D"),
     ]
 
 
+def _tokens(config: Config, way: Way) -> str:
+    """Those inside of the attention: cuDNN, by JAX, trains on even counts, so odd ones get one."""
+    return "E" if way.fused(config) and way.backend == "jax" else "T"
+
+
 def _attention(config: Config, way: Way) -> list[Kept]:
-    tokens = "T"
-    fused = way.fused(config)
-    if fused and way.backend == "jax":
-        tokens = "E"  # cuDNN trains on even token counts: one token is added to odd ones
+    tokens, fused = _tokens(config, way), way.fused(config)
     found = _head_norms(config, way, fused)
     if not (fused and way.backend == "torch" and config["qk_norm"]):
         found.append(Kept("queries, keys and values", f"B {tokens} 3D", cut=True))
@@ -90,24 +92,22 @@ def _attention(config: Config, way: Way) -> list[Kept]:
         found.append(Kept("log-sum-exp of the scores", f"B H {tokens}", "float32", cut=True))
     else:
         found += _scores(config, way)
-    if tokens == "E" or (fused and way.backend == "torch"):
+    if fused and way.backend == "torch":
         found.append(Kept("output of the attention's kernel", f"B {tokens} D", cut=True))
-    # XLA: with as many tokens as the kernel had, its output is what the projection reads. PyTorch
-    # copies it, as its heads have to come behind its tokens.
-    return [*found, Kept("input of the output projection", f"B {_cropped(tokens)} D", cut=True)]
-
-
-def _cropped(tokens: str) -> str:
-    return "O" if tokens == "E" else tokens
+    # XLA: the kernel's output is what the projection reads, padding included. PyTorch copies it,
+    # as its heads have to come behind its tokens.
+    return [*found, Kept("input of the output projection", f"B {tokens} D", cut=True)]
 
 
 def _head_norms(config: Config, way: Way, fused: bool) -> list[Kept]:
     """LayerNorms of queries and keys."""
     if not config["qk_norm"]:
         return []
-    found = [Kept("means and deviations of queries and keys", "4B T H", "float32", cut=True)]
+    tokens = _tokens(config, way)
+    means, parts = f"4B {tokens} H", f"B {tokens} 3D"
+    found = [Kept("means and deviations of queries and keys", means, "float32", cut=True)]
     if way.backend == "jax" or not way.mixed:
-        found.append(Kept("queries, keys and values before their norms", "B T 3D", cut=True))
+        found.append(Kept("queries, keys and values before their norms", parts, cut=True))
     else:
         found.append(Kept("queries and keys before their norms", "2B T D", "float32", cut=True))
     if way.backend == "torch" and fused:

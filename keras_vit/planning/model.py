@@ -99,9 +99,8 @@ def sizes(config: Mapping[str, Any]) -> dict[str, int]:
 
     Returns:
         N: patches, of which patch dropout leaves K; A: all tokens; T: those in the blocks; E: T, or
-        one more where that is odd; O: T where that is odd, else 0; D: width; M: MLP; H: heads; C:
-        classes; P: values of a patch; F: features that the head reads; R: width of the layer
-        before the head.
+        one more where that is odd; D: width; M: MLP; H: heads; C: classes; P: values of a patch; F:
+        features that the head reads; R: width of the layer before the head.
     """
     grid = grid_shape(config)
     patches = grid[0] * grid[1]
@@ -118,7 +117,6 @@ def sizes(config: Mapping[str, Any]) -> dict[str, int]:
         "A": patches + prefix,
         "T": tokens,
         "E": tokens + tokens % 2,
-        "O": tokens if tokens % 2 else 0,
         "D": width,
         "M": config["mlp_dim"],
         "H": config["num_heads"],
