@@ -1,11 +1,11 @@
-"""The README's section on speed, made from the results of `speed.py`.
+"""The README's section on speed, made from the results of `speed.py` and `cpu.py`.
 
     python benchmarks/speed_table.py
     python benchmarks/speed_table.py --write README.md
     python benchmarks/speed_table.py --check README.md
 
 The section stands between two comments of the README; `--check` exits with 1 if it is not what the
-files under `benchmarks/results` give.
+files `speed_*.json` and `cpu_*.json` under `benchmarks/results` give.
 """
 
 import argparse
@@ -13,6 +13,8 @@ import difflib
 import json
 import sys
 from pathlib import Path
+
+import cpu
 
 RESULTS = Path(__file__).parent / "results"
 BEGIN, END = "<!-- speed: begin -->", "<!-- speed: end -->"
@@ -152,9 +154,20 @@ def section(path):
     return lines
 
 
+def cpu_section(path):
+    """The table of one file of `cpu.py`, under a line that says where it comes from."""
+    report = json.loads(path.read_text())
+    cores = "one core" if report["cores"] == 1 else f"{report['cores']} cores"
+    found = {c["versions"] for c in report["competitors"].values() if c["versions"]}
+    versions = sorted({package for line in found for package in line.split(", ")})
+    head = f"**{report['processor']}**, {cores}, {report['date']}, {report['model']}: "
+    return [f"{head}{', '.join(versions)}.", "", *cpu.table(report).strip().splitlines()]
+
+
 def text(folder):
     """All sections."""
     parts = [section(path) for path in sorted(folder.glob("speed_*.json"))]
+    parts += [cpu_section(path) for path in sorted(folder.glob("cpu_*.json"))]
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
 
