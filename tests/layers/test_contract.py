@@ -15,6 +15,9 @@ _RESNET = {
 # name -> (class, arguments, input shape, endings of weights without a gradient). Sizes are
 # distinct primes, where the arithmetic allows.
 CASES = {
+    "dense": (layers.Dense, {"units": 13, "activation": "tanh"}, (3, 5), ()),
+    "dense_no_bias": (layers.Dense, {"units": 13, "use_bias": False}, (3, 5), ()),
+    "dense_tokens": (layers.Dense, {"units": 13}, (3, 7, 5), ()),
     "mlp": (layers.MLP, {"mlp_dim": 13}, (3, 7, 5), ()),
     "mlp_swiglu": (
         layers.MLP,
