@@ -21,6 +21,8 @@ from keras_vit.export.preparation import serving_of
 # Parts by the names of their layers, the first that an operator's scope has; TensorFlow may put
 # a number after a name.
 _BLOCK = re.compile(r"encoder_block_(\d+)(?:_\d+)?/(attention|mlp)?")
+# A block's own operators up to the first sum; what follows belongs to the MLP.
+_WITH_ATTENTION = ("Reshape;", "Reshape_1;", "Reshape_2;", "add;")
 _UNIT = re.compile(r"/((?:stem_)?block\d+_unit\d+)(?:_\d+)?/")
 _STEM = ("rescaling", "stem", "root", "patches", "patch_encoder", "pre_norm", "position_embedding")
 EVERYTHING = "everything"
@@ -186,7 +188,8 @@ def parts(content: bytes) -> dict[str, list[str]]:
 def part_of(scope: str) -> str:
     """The part of a model that an operator belongs to, by the names of its outputs."""
     if block := _BLOCK.search(scope):
-        kind = block[2] or ("attention" if "/add;" in scope else "mlp")
+        first = scope.startswith(_WITH_ATTENTION, block.end())
+        kind = block[2] or ("attention" if first else "mlp")
         return f"block {block[1]} {kind}"
     if unit := _UNIT.search(scope):
         return unit[1]
