@@ -4,7 +4,6 @@ import json
 import math
 
 import harness
-import keras
 import numpy as np
 import pytest
 
