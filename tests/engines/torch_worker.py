@@ -356,7 +356,6 @@ def run_refusals(engine):
         "images": lambda: model.fit(IMAGES[:9][own], LABELS[:9][own], 4, verbose=0),
         "rows": lambda: model.fit(batches(3, 4 - process, process), verbose=0, shuffle=False),
         "steps": lambda: model.fit(batches(3 + process, 4, process), verbose=0, shuffle=False),
-        "jit": lambda: fit(compiled(vit(), sgd(), jit_compile=True), engine),
         "outer": lambda: outer.fit(IMAGES[own], LABELS[own], 4, verbose=0),
         "train_on_batch": lambda: compiled(vit(), sgd()).train_on_batch(IMAGES[:4], LABELS[:4]),
         "unused": spend,
