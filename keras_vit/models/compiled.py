@@ -52,15 +52,23 @@ class _Step:
 
 @dataclass
 class _Known:
-    """What is known of a model: its parts, calls of each kind, chains of some."""
+    """What is known of a model: its parts, calls of each kind, chains of some.
+
+    Attributes:
+        lasting: whether chains pay, as the model is not changed every few steps.
+        uses: calls of any kind.
+    """
 
     parts: list[_Part]
     watched: Watched
+    lasting: bool
+    uses: int = 0
     calls: dict[_Key, int] = field(default_factory=dict)
     chains: dict[_Key, list[_Step] | None] = field(default_factory=dict)
 
 
 _models: weakref.WeakKeyDictionary[keras.Model, _Known] = weakref.WeakKeyDictionary()
+_cut: weakref.WeakKeyDictionary[keras.Model, list[keras.Model]] = weakref.WeakKeyDictionary()
 _lock = threading.RLock()
 
 
@@ -86,10 +94,11 @@ def call(model: keras.Model, inputs: Any, training: bool | None) -> list[Any] | 
         return None
     stepping = state.stepping is not None
     mode, key = _key(known, inputs, training, stepping)
+    known.uses += 1
     if key not in known.chains:
         known.calls[key] = known.calls.get(key, 0) + 1
         first = not any(other[: len(mode)] == mode for other in known.chains)
-        if not (stepping and first) and known.calls[key] <= PATIENCE:
+        if not (stepping and first and known.lasting) and known.calls[key] <= PATIENCE:
             return None
         with _lock:
             if key not in known.chains:
@@ -108,8 +117,9 @@ def ready(model: keras.Model) -> bool:
         return False
     known = _models.get(model)
     if known is None or known.watched.has_changed(model):
+        lasting = known is None or known.uses >= PATIENCE
         with _lock:
-            known = _models[model] = _known(model)
+            known = _models[model] = _Known(_parts(model), Watched(model), lasting)
     return not known.watched.has_hooks
 
 
@@ -118,14 +128,14 @@ def forget(model: keras.Model) -> None:
     _models.pop(model, None)
 
 
-def _known(model) -> _Known:
-    cuts = [layer.output for layer in model.layers if isinstance(layer, _CUT_BEHIND)]
-    starts = [model.inputs[0], *cuts]
-    models = [keras.Model(start, end) for start, end in zip(starts, cuts, strict=False)]
-    models.append(keras.Model(starts[-1], model.outputs))
+def _parts(model) -> list[_Part]:
+    if model not in _cut:  # layers keep the nodes of all models that they are in
+        cuts = [layer.output for layer in model.layers if isinstance(layer, _CUT_BEHIND)]
+        starts = [model.inputs[0], *cuts]
+        parts = [keras.Model(start, end) for start, end in zip(starts, cuts, strict=False)]
+        _cut[model] = [*parts, keras.Model(starts[-1], model.outputs)]
     # Not `value`, which inside of a call may be a copy in another dtype.
-    parts = [_Part(part, [variable._value for variable in part.variables]) for part in models]
-    return _Known(parts, Watched(model))
+    return [_Part(part, [variable._value for variable in part.variables]) for part in _cut[model]]
 
 
 def _key(known, inputs, training, stepping) -> tuple[_Key, _Key]:
@@ -143,17 +153,11 @@ def _chain(known, inputs, training, stepping) -> list[_Step] | None:
     import torch
 
     steps: list[_Step] = []
-    reasons, x = [], inputs
+    reasons: list[str] = []
     try:
-        for part in known.parts:
-            step = _Step(part)
-            try:
-                step.graph, step.rates = _recorded(part, x, training, stepping)
-            except Unrecordable as error:
-                reasons.append(str(error))
-            steps.append(step)
-            outputs = _run([step], x, training)[0]
-            x = outputs.detach().requires_grad_(outputs.requires_grad)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of PyTorch's own code
+            _compile(known.parts, inputs, training, stepping, steps, reasons)
     except torch.cuda.OutOfMemoryError:
         raise
     except Exception as error:  # what cannot be compiled runs as ever
@@ -167,6 +171,20 @@ def _chain(known, inputs, training, stepping) -> list[_Step] | None:
             stacklevel=2,
         )
     return steps if any(step.graph for step in steps) else None
+
+
+def _compile(parts, x, training, stepping, steps, reasons) -> None:
+    """Fills in steps, and the reasons why some of them have no graph."""
+    for part in parts:
+        step = _Step(part)
+        try:
+            step.graph, step.rates = _recorded(part, x, training, stepping)
+        except Unrecordable as error:
+            reasons.append(str(error))
+        steps.append(step)
+        with keras.StatelessScope():  # it is no call: no state moves, no loss is added
+            outputs = _run([step], x, training)[0]
+        x = outputs.detach().requires_grad_(outputs.requires_grad)
 
 
 def _recorded(part, x, training, stepping) -> tuple[Graph, list[float]]:

@@ -24,9 +24,10 @@ class Watched:
     def __init__(self, model: keras.Model):
         self._layers = _layers(model)
         self._places = [
-            (vars(layer), name)
+            (place, name)
             for layer in self._layers
-            for name, value in vars(layer).items()
+            for place in (vars(layer), layer._modules)
+            for name, value in place.items()
             if _matters(name, value)
         ]
         self._found = [place[name] for place, name in self._places]
