@@ -6,8 +6,8 @@ Models say so where a step begins; `models.compiled` and layers ask.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,19 +28,20 @@ class State:
 
 
 _IDLE = State()
-_state: ContextVar[State] = ContextVar("state")
+_here = threading.local()  # not a ContextVar, which torch.export's tracer does not know
 
 
 def current() -> State:
     """What holds now."""
-    return _state.get(_IDLE)
+    return getattr(_here, "state", _IDLE)
 
 
 @contextlib.contextmanager
 def changed(**fields: Any) -> Iterator[None]:
     """Inside, fields of the state are other ones."""
-    token = _state.set(replace(current(), **fields))
+    before = current()
+    _here.state = replace(before, **fields)
     try:
         yield
     finally:
-        _state.reset(token)
+        _here.state = before

@@ -66,11 +66,11 @@ def must_see_layers(inputs: Any = None) -> bool:
     import torch
     from torch.nn.modules import module
 
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return True
     with keras.StatelessScope() as scope:
         if scope.original_scope is not None:
             return True
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
-        return True
     if torch.utils._python_dispatch._get_current_dispatch_mode() is not None:
         return True
     if torch._C._functorch.peek_interpreter_stack() is not None:

@@ -17,7 +17,7 @@ import pytest
 
 from keras_vit import BiTResNet, VisionTransformer
 from keras_vit.models import compiled, recorded
-from keras_vit.training import SGD, AdamW, Distiller, enable_lora
+from keras_vit.training import SGD, Distiller, enable_lora
 
 if harness.BACKEND != "torch":
     pytest.skip("other backends compile whole steps", allow_module_level=True)
@@ -94,7 +94,7 @@ def assert_close(actual, expected, atol=1e-5):
 def test_compiled_training_equals_layer_by_layer():
     losses, outputs = [], []
     for jit in (True, False):
-        model = vit(jit, num_layers=2)
+        model = vit(jit, num_layers=1)
         losses.append(fit(model))  # the last batch is a partial one
         outputs.append(predict(model))
         assert is_compiled(model) is jit
@@ -104,7 +104,7 @@ def test_compiled_training_equals_layer_by_layer():
 
 
 def test_remat_keeps_a_block_input_alone():
-    model = vit(remat=True, num_layers=2)
+    model = vit(remat=True, num_layers=1)
     x = torch.as_tensor(X[:4])
 
     def kept(stepping):
@@ -313,13 +313,13 @@ def _replace_layer(model):
 
 
 def _call_otherwise(model):
-    block = model.encoder_blocks[1]
+    block = model.encoder_blocks[0]
     forward = block.call
     block.call = lambda inputs, training=None: 2 * forward(inputs, training=training)
 
 
 def _hook(model):
-    model.encoder_blocks[1].register_forward_hook(lambda layer, inputs, outputs: 2 * outputs)
+    model.encoder_blocks[0].register_forward_hook(lambda layer, inputs, outputs: 2 * outputs)
 
 
 def _policy(model):
@@ -503,7 +503,9 @@ def test_what_cannot_be_compiled_runs_with_one_warning(monkeypatch):
 class Counting(keras.layers.Layer):
     """Does what no graph can: it counts its calls."""
 
-    _count = 0
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self._count = 0
 
     def call(self, inputs, training=None):
         self._count += 1
@@ -564,10 +566,10 @@ def test_inside_of_a_model_of_the_user(quick, patience, policy):
     for jit in (True, False):
         inner.jit_compile = jit
         outer.set_weights(weights)
-        outer.compile(SGD(0.05), inner.loss, jit_compile=False)
+        outer.compile(SGD(0.005), inner.loss, jit_compile=False)
         results.append([*fit(outer), *predict(outer).ravel()])
         assert is_compiled(inner)
-    assert_close(*results, 1e-4 if policy == "float32" else 0.2)
+    assert_close(*results, 1e-4 if policy == "float32" else 0.1)
 
 
 def test_a_loop_of_the_user(quick, patience):
@@ -603,7 +605,6 @@ def test_values_of_a_stateless_scope_are_used(quick, patience):
         assert_close(model(WHOLE), expected)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_pytorch_sees_each_operation_where_it_asks(quick, patience):
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -621,8 +622,6 @@ def test_pytorch_sees_each_operation_where_it_asks(quick, patience):
             assert 0 < np.abs(harness.numpy(model(x)) - harness.numpy(expected)).max() < 1.0
         saliency = torch.func.grad(lambda images: model(images).sum())(x)
         assert float(saliency.abs().max()) > 0
-        traced = torch.jit.trace(lambda images: model(images), x, check_trace=False)
-        assert_close(traced(x[:3]), expected[:3], 1e-4)
 
 
 def test_copies_are_models_of_their_own(quick, tmp_path):
@@ -636,9 +635,7 @@ def test_copies_are_models_of_their_own(quick, tmp_path):
         pickle.loads(pickle.dumps(model)),
         keras.models.load_model(tmp_path / "model.keras"),
     ]
-    clone = keras.models.clone_model(model)
-    clone.set_weights(model.get_weights())
-    for other in [*copies, clone]:
+    for other in copies:
         other.compile(SGD(), model.loss, jit_compile=True)
         assert_close(predict(other), expected)
         assert is_compiled(other)
@@ -672,8 +669,8 @@ def test_threads(quick, patience):
             if difference > 1e-5:
                 wrong.append(difference)
 
-    threads = [threading.Thread(target=work, args=pair) for pair in zip(models, expected)] * 1
-    threads += [threading.Thread(target=work, args=pair) for pair in zip(models, expected)]
+    pairs = [*zip(models, expected, strict=True)] * 2
+    threads = [threading.Thread(target=work, args=pair) for pair in pairs]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -695,7 +692,9 @@ def test_distillation(quick, kind):
         assert is_compiled(heads) is jit and is_compiled(teacher) is jit
         teacher.get_layer("head").bias.assign(np.array([9.0, 0, 0, 0, 0]))
         losses += fit(distiller)
-        results.append([*losses, *predict(distiller).ravel(), distiller.evaluate(X, Y, verbose=0)[0]])
+        results.append(
+            [*losses, *predict(distiller).ravel(), distiller.evaluate(X, Y, verbose=0)[0]]
+        )
         distiller.compile(SGD(0.05), jit_compile=jit)
         assert chains(heads) == []
     assert_close(*results)
