@@ -11,6 +11,7 @@ import keras
 _IMMATERIAL = {"name", "build", "built", "quantize", "training", "supports_jit"}
 _IMMATERIAL |= {"call_signature_parameters", "autocast"}
 _IMMATERIAL_ENDINGS = ("_initializer", "_constraint", "l_regularizer", "s_regularizer")
+_WRAPPERS = ("Lambda", "TorchModuleWrapper")  # Keras' layers of functions and modules
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -90,7 +91,7 @@ def foreign(model: keras.Model) -> str | None:
     """The name of a layer that is neither Keras' nor this package's, whose work may differ."""
     for layer in _layers(model):
         own = type(layer).__module__.partition(".")[0] in ("keras", "keras_vit")
-        wraps = isinstance(layer, (keras.layers.Lambda, keras.layers.TorchModuleWrapper))
+        wraps = type(layer).__name__ in _WRAPPERS
         if wraps or not own or "call" in vars(layer):
             return layer.name
     return None

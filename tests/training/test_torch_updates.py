@@ -7,8 +7,8 @@ import keras
 import numpy as np
 import pytest
 
+from keras_vit.optimizers.decoupled import DecoupledOptimizer
 from keras_vit.training import SGD, AdamW
-from keras_vit.training.optimizers import DecoupledOptimizer
 
 if harness.BACKEND != "torch":
     pytest.skip("PyTorch's lists of tensors", allow_module_level=True)
