@@ -6,6 +6,7 @@ Models say so where a step begins; `models.compiled` and layers ask.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,32 +14,34 @@ from typing import Any
 
 @dataclass(frozen=True)
 class State:
-    """What holds now.
+    """What holds now, in this thread.
 
     Attributes:
         allowed: whether models are compiled.
-        in_step: whether this is a step of `fit` or its like, of which many follow.
+        stepping: the model whose step of `fit` or its like this is, of which many follow.
         recording: `None`, or what layers tell of themselves while their work is recorded.
     """
 
     allowed: bool = False
-    in_step: bool = False
+    stepping: Any = None
     recording: Any = None
 
 
-_states = [State()]
+_IDLE = State()
+_here = threading.local()  # not a ContextVar, which torch.export's tracer does not know
 
 
 def current() -> State:
     """What holds now."""
-    return _states[-1]
+    return getattr(_here, "state", _IDLE)
 
 
 @contextlib.contextmanager
 def changed(**fields: Any) -> Iterator[None]:
     """Inside, fields of the state are other ones."""
-    _states.append(replace(_states[-1], **fields))
+    before = current()
+    _here.state = replace(before, **fields)
     try:
         yield
     finally:
-        _states.pop()
+        _here.state = before

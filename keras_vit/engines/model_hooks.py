@@ -60,32 +60,41 @@ class SpreadsOut(_Model):
 
     def __call__(self, *args, **kwargs):
         state = _compiling.current()
-        with _compiling.changed(allowed=state.allowed if state.in_step else bool(self.jit_compile)):
+        if state.stepping is self:
             return current().call(self, super().__call__, args, kwargs)
+        with self._compiling(stepping=None):
+            return current().call(self, super().__call__, args, kwargs)
+
+    def _ready(self):
+        """Looks at the model before a call of it: whether `models.compiled` may be asked."""
+        return False
 
     def train_step(self, *args):
         """A step of `fit`."""
         current().check_step(args[-1])
-        with self._compiling():
+        with self._compiling(stepping=self):
             return super().train_step(*args)
 
     def test_step(self, *args):
         """A step of `evaluate`."""
-        with self._compiling():
+        with self._compiling(stepping=self):
             return super().test_step(*args)
 
     def predict_step(self, *args):
         """A step of `predict`."""
-        with self._compiling():
+        with self._compiling(stepping=self):
             return super().predict_step(*args)
 
-    def _compiling(self):
-        return _compiling.changed(allowed=bool(self.jit_compile), in_step=True)
+    def _compiling(self, stepping):
+        allowed = bool(self.jit_compile) and self._ready()
+        return _compiling.changed(allowed=allowed, stepping=stepping)
 
     def _resolve_auto_jit_compile(self):
         # Keras says no on PyTorch, where to compile whole steps takes minutes.
         if keras.backend.backend() == "torch":
-            return keras.ops.zeros(()).device.type == "cuda"
+            # Not by an operation, which lies nowhere where the call is a symbolic one.
+            device = next((getattr(v._value, "device", None) for v in self.variables), None)
+            return device is not None and device.type == "cuda"
         return super()._resolve_auto_jit_compile()
 
     def _should_torch_compile(self):

@@ -139,13 +139,7 @@ class TorchEngine(Engine):
             self._all.leave(failed)
 
     def check_model(self, model):
-        """See `Engine`: one that runs eagerly, lies here, and has no statistics of batches."""
-        if getattr(model, "jit_compile", False):
-            raise ValueError(
-                "Keras' torch.compile of whole steps is not supported over several processes: "
-                'compile the model with jit_compile=False, or "auto". '
-                f"Received: jit_compile={model.jit_compile!r}"
-            )
+        """See `Engine`: one that lies here, and has no statistics of batches."""
         trained = {variable.path.rpartition("/")[0] for variable in model.trainable_variables}
         for variable in model.variables:
             layer, _, name = variable.path.rpartition("/")

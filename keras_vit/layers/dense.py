@@ -34,7 +34,10 @@ class Dense(keras.layers.Dense):
         import torch
 
         bias, kernel = (keras.ops.convert_to_tensor(x) for x in (self.bias, self.kernel))
-        return self.activation(torch.addmm(bias, inputs, kernel))
+        if not inputs.dtype == kernel.dtype == bias.dtype:  # Keras promotes
+            return super().call(inputs, training=training)
+        outputs = torch.addmm(bias, inputs, kernel)
+        return outputs if self.activation is None else self.activation(outputs)
 
     def quantize(self, mode=None, type_check=True, config=None):
         """Quantizes as `keras.layers.Dense` does, whose variables these are."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from keras_vit import _checks, _compiling
+from keras_vit import _checks
 from keras_vit._atomic import replacing
 from keras_vit.checkpoints.dialect import Source
 from keras_vit.engines.engine import current
@@ -44,10 +44,8 @@ class FlatModel(SpreadsOut, keras.Model):
         if config["num_classes"] is not None:
             self.compile(**default_compilation(config["classifier_activation"]))
 
-    def __call__(self, *args, **kwargs):
-        if self.jit_compile and not _compiling.current().in_step:
-            compiled.ready(self)
-        return super().__call__(*args, **kwargs)
+    def _ready(self):
+        return compiled.ready(self)
 
     def call(self, inputs, training=None, mask=None):
         """Runs the model; a ValueError names the shape that images must have."""
@@ -67,21 +65,6 @@ class FlatModel(SpreadsOut, keras.Model):
         if outputs is None:
             return super().call(inputs, training=training, mask=mask)
         return keras.tree.pack_sequence_as(self.output, outputs)
-
-    def make_train_function(self, force=False):
-        """Readies `fit`."""
-        compiled.ready(self)
-        return super().make_train_function(force)
-
-    def make_test_function(self, force=False):
-        """Readies `evaluate`."""
-        compiled.ready(self)
-        return super().make_test_function(force)
-
-    def make_predict_function(self, force=False):
-        """Readies `predict`."""
-        compiled.ready(self)
-        return super().make_predict_function(force)
 
     def compile(self, *args, **kwargs):
         """Compiles as `keras.Model.compile` does.

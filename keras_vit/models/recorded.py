@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -11,6 +12,11 @@ from typing import Any
 import keras
 
 from keras_vit import _compiling
+from keras_vit.models.watched import foreign
+
+
+class Unrecordable(ValueError):
+    """What a part does cannot be recorded as a graph."""
 
 
 class Draws:
@@ -46,14 +52,16 @@ class Graph:
         module: a `torch.fx.GraphModule` that returns a tuple.
         arguments: example inputs.
         remat: whether the backward pass starts from the inputs alone.
+        once: whether it runs once at most, so that it may write over what was kept for it.
     """
 
-    def __init__(self, module, arguments, remat: bool):
+    def __init__(self, module, arguments, remat: bool, once: bool):
         import torch
         from torch._functorch import config
 
         # The share of what a backward pass would like to have kept.
-        with config.patch(activation_memory_budget=0.0 if remat else 1.0):
+        budget = 0.0 if remat else 1.0
+        with config.patch(activation_memory_budget=budget, donated_buffer=once):
             # Not `torch.compile`, which would check at each call what is known here.
             with warnings.catch_warnings():
                 # That float32 is computed as float32 is no reason to warn.
@@ -64,64 +72,89 @@ class Graph:
 _graphs: weakref.WeakValueDictionary[bytes, Graph] = weakref.WeakValueDictionary()
 
 
-def record(function: Callable, inputs, variables, values, *, remat: bool) -> tuple[Graph, list]:
+def record(
+    function: Callable, inputs, model: keras.Model, values, *, remat: bool, once: bool
+) -> tuple[Graph, list[float]]:
     """(the compiled graph of a function, the rates of DropPath in it).
 
     Args:
         function: takes a tensor; returns a tensor, or a list of tensors.
         inputs: example of the tensor.
-        variables: all that the function uses.
+        model: whose variables the function uses.
         values: theirs. The graph's arguments are inputs, draws of DropPath and values.
         remat: whether the backward pass is to compute its inside again.
+        once: see `Graph`.
 
     Raises:
-        ValueError: if the function cannot be recorded as a graph.
+        Unrecordable: if the function does more than a graph can.
     """
     import torch
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    draws = Draws()
+    name = foreign(model)
+    if name is not None:
+        raise Unrecordable(f"layer {name!r} is not one of Keras or keras_vit")
+    draws, variables = Draws(), model.variables
     with torch.no_grad(), _compiling.changed(recording=draws):
-        function(inputs)
+        _pure(function, inputs, variables, values)
         factors = [torch.ones(inputs.shape[0], device=inputs.device) for _ in draws.rates]
 
         def pure(inputs, *arguments):
             draws.give(arguments[: len(factors)])
-            mapping = list(zip(variables, arguments[len(factors) :], strict=True))
-            with keras.StatelessScope(state_mapping=mapping) as scope:
-                before = [scope.get_current_value(variable) for variable in variables]
-                outputs = function(inputs)
-                after = [scope.get_current_value(variable) for variable in variables]
-            if any(new is not old for new, old in zip(after, before, strict=True)):
-                raise ValueError("a layer changes its variables when it is called")
-            return tuple(keras.tree.flatten(outputs))
+            return _pure(function, inputs, variables, arguments[len(factors) :])
 
         module = make_fx(pure, pre_dispatch=True)(inputs, *factors, *values)
-    if remat and any(_draws(node.target) for node in module.graph.nodes):
-        raise ValueError("dropout inside of a block with remat would draw other numbers again")
-    digest = _digest(module, remat, [inputs, *values])
+    constants = _constants(module)
+    if any(constant.requires_grad for constant in constants.values()):
+        raise Unrecordable("a layer computes with parameters that Keras does not know")
+    if remat and any(_draws(node) for node in module.graph.nodes):
+        raise Unrecordable("dropout inside of a block with remat would draw other numbers again")
+    digest = _digest(module, constants, (remat, once), [inputs, *values])
     graph = _graphs.get(digest)
     if graph is None:
-        graph = _graphs[digest] = Graph(module, [inputs, *factors, *values], remat)
+        arguments = [inputs, *factors, *values]
+        graph = _graphs[digest] = Graph(module, arguments, remat, once)
     return graph, draws.rates
 
 
-def _draws(operator) -> bool:
+def _pure(function, inputs, variables, values) -> tuple[Any, ...]:
+    """The function's flat outputs for these values of variables, which stay as they are."""
+    mapping = list(zip(variables, values, strict=True))
+    with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
+        before = [scope.get_current_value(variable) for variable in variables]
+        outputs = function(inputs)
+        after = [scope.get_current_value(variable) for variable in variables]
+    if any(new is not old for new, old in zip(after, before, strict=True)):
+        raise Unrecordable("a layer changes its variables when it is called")
+    if scope.losses:
+        raise Unrecordable("a layer adds losses when it is called")
+    return tuple(keras.tree.flatten(outputs))
+
+
+def _constants(module) -> dict[str, Any]:
+    return {
+        node.target: operator.attrgetter(node.target)(module)
+        for node in module.graph.nodes
+        if node.op == "get_attr"
+    }
+
+
+def _draws(node) -> bool:
+    """Whether an operation of a graph takes random numbers."""
     import torch
 
-    return torch.Tag.nondeterministic_seeded in getattr(operator, "tags", ())
+    if node.target is torch.ops.aten.scaled_dot_product_attention.default:
+        return False  # layers call it without dropout
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
-def _digest(module, remat, arguments) -> bytes:
+def _digest(module, constants, about, arguments) -> bytes:
     """Of a graph: what it computes, its constants included, and for which arguments."""
     import torch
 
     kinds = [(x.shape, x.dtype, x.device, x.requires_grad, x.stride()) for x in arguments]
-    about = f"{remat} {torch.is_grad_enabled()} {kinds} {module.code}"
-    digest = hashlib.sha256(about.encode())
-    for node in module.graph.nodes:
-        if node.op == "get_attr":
-            constant = getattr(module, node.target).detach()
-            digest.update(f"{node.target} {constant.dtype} {tuple(constant.shape)}".encode())
-            digest.update(constant.double().cpu().numpy().tobytes())
+    digest = hashlib.sha256(f"{about} {torch.is_grad_enabled()} {kinds} {module.code}".encode())
+    for name, constant in constants.items():
+        digest.update(f"{name} {constant.dtype} {tuple(constant.shape)}".encode())
+        digest.update(constant.detach().double().cpu().numpy().tobytes())
     return digest.digest()

@@ -28,7 +28,7 @@ Config = Mapping[str, Any]
 _ACTIVATIONS: dict[str, dict[str, tuple[tuple[str, int], ...]]] = {
     "torch": {
         "gelu_tanh": (("argument", 1),),
-        "gelu": (("half of the argument", 1), ("argument of erf", 1), ("1 + erf", 1)),
+        "gelu": (("argument", 1),),
         "quick_gelu": (("argument", 1), ("sigmoid", 1)),
         "swiglu": (("gate and values", 2), ("silu of the gate", 1)),
     },
@@ -92,10 +92,7 @@ def _attention(config: Config, way: Way) -> list[Kept]:
         found.append(Kept("log-sum-exp of the scores", f"B H {tokens}", "float32", cut=True))
     else:
         found += _scores(config, way)
-    if fused and way.backend == "torch":
-        found.append(Kept("output of the attention's kernel", f"B {tokens} D", cut=True))
-    # XLA: the kernel's output is what the projection reads, padding included. PyTorch copies it,
-    # as its heads have to come behind its tokens.
+    # The kernel's output is what the projection reads, padding included.
     return [*found, Kept("input of the output projection", f"B {tokens} D", cut=True)]
 
 

@@ -18,7 +18,7 @@ class Way:
     Attributes:
         backend: "jax", whose steps XLA compiles, or "torch", which runs eagerly.
         precision: dtype policy.
-        gpu: whether on a GPU, where attention has fused kernels.
+        gpu: whether on a GPU, where JAX has a fused kernel of attention.
     """
 
     backend: str = "jax"
@@ -43,11 +43,11 @@ class Way:
 
     def fused(self, config: Mapping[str, Any]) -> bool:
         """Whether attention in training is one kernel, as `layers.attention` chooses."""
-        if not self.gpu or config["attention_dropout_rate"]:
-            return False
-        if config["position_embedding"] == "relative":
+        if config["attention_dropout_rate"] or config["position_embedding"] == "relative":
             return False
         if self.backend == "torch":
-            return True
+            return True  # on CPUs, too
+        if not self.gpu:
+            return False
         head = config["hidden_dim"] // config["num_heads"]
         return self.mixed and head <= _CUDNN_MAX_HEAD_DIM and head % 8 == 0

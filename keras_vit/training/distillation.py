@@ -14,6 +14,7 @@ from keras_vit import _checks
 from keras_vit.engines.engine import current
 from keras_vit.engines.model_hooks import SpreadsOut
 from keras_vit.engines.replicas import replicas_in_step
+from keras_vit.models import compiled
 from keras_vit.models.base import FlatModel
 from keras_vit.training.losses import accuracy, shares
 
@@ -118,7 +119,17 @@ class Distiller(SpreadsOut, keras.Model):
                 "A Distiller computes its own loss: set `kind`, `alpha`, `temperature` and "
                 f"`label_smoothing` instead. Received: loss={loss!r}"
             )
+        for model in self._compiled_models():
+            compiled.forget(model)
         super().compile(optimizer=optimizer, metrics=list(metrics or ()), **kwargs)
+
+    def _compiled_models(self):
+        """What `models.compiled` compiles on PyTorch: student and teacher of this package."""
+        pairs = [(self.student, self._hidden["heads"]), (self.teacher, self.teacher)]
+        return [called for model, called in pairs if isinstance(model, FlatModel)]
+
+    def _ready(self):
+        return all([compiled.ready(model) for model in self._compiled_models()])
 
     def get_compile_config(self):
         """Returns the arguments of `compile`; whether to compile, each backend decides."""
@@ -133,7 +144,7 @@ class Distiller(SpreadsOut, keras.Model):
         return current().inside(self, self._answers, (inputs,), {"training": training})
 
     def _answers(self, inputs, training):
-        found = self._hidden["heads"](inputs, training=training)
+        found = _called(self._hidden["heads"], inputs, training)
         head, head_dist = found if isinstance(found, (list, tuple)) else (found, found)
         head, head_dist = ops.cast(head, "float32"), ops.cast(head_dist, "float32")
         logits = head if head_dist is head else (head + head_dist) / 2.0
@@ -151,7 +162,7 @@ class Distiller(SpreadsOut, keras.Model):
                 images, size, interpolation="bilinear", data_format="channels_last"
             )
         with _no_gradient():
-            answers = ops.cast(self.teacher(images, training=False), "float32")
+            answers = ops.cast(_called(self.teacher, images, False), "float32")
         answers = ops.stop_gradient(answers)
         if self.teacher_outputs == "probabilities":
             return ops.log(ops.maximum(answers, _SMALLEST))
@@ -233,6 +244,14 @@ class Distiller(SpreadsOut, keras.Model):
             for key in ("student", "teacher")
         }
         return cls(**{**config, **models})
+
+
+def _called(model: keras.Model, inputs: Any, training: bool | None) -> Any:
+    """The model's outputs, by its compiled parts where it has some."""
+    outputs = compiled.call(model, inputs, training)
+    if outputs is None:
+        return model(inputs, training=training)
+    return outputs if len(outputs) > 1 else outputs[0]
 
 
 def _share(name: str, value: Any) -> float:

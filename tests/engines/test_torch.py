@@ -186,7 +186,6 @@ def test_sums(pair):
         ("images", "ValueError.*process 0 .* fit to 5 images, but process 1 .* 4 images"),
         ("rows", "ValueError.*step on 4 images, but process 1 .* 3 images"),
         ("steps", "ValueError.*process 0 .* sum.*, but process 1 .* train a step"),
-        ("jit", "jit_compile=False"),
         ("outer", "'inner' is called for training"),
         ("train_on_batch", "attach"),
         ("unused", "no influence"),

