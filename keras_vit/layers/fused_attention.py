@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import keras
 from keras import ops
@@ -79,7 +80,7 @@ def _jax_kernel(query, key, value, tokens):
     import jax
     import jax.numpy as jnp
 
-    lengths = {}
+    lengths: dict[str, Any] = {}
     if tokens is not None:
         counts = jnp.full((query.shape[0],), tokens, dtype=jnp.int32)
         lengths = {"query_seq_lengths": counts, "key_value_seq_lengths": counts}

@@ -66,7 +66,7 @@ class Graph:
             with warnings.catch_warnings():
                 # That float32 is computed as float32 is no reason to warn.
                 warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)
-                self.run: Callable = torch._inductor.compile(module, arguments)
+                self.run: Any = torch._inductor.compile(module, arguments)
 
 
 _graphs: weakref.WeakValueDictionary[bytes, Graph] = weakref.WeakValueDictionary()

