@@ -90,7 +90,8 @@ def _groups(optimizer, indices) -> dict[tuple[float, bool], list[int]]:
 
 def adamw(weights, gradients, slots, *, rate, decay, step, due, beta_1, beta_2, epsilon) -> None:
     """Updates weights by PyTorch's fused kernel."""
-    _torch()._fused_adamw_(
+    torch = _torch()
+    torch._fused_adamw_(
         weights,
         gradients,
         slots["momentum"],
