@@ -46,7 +46,17 @@ def _plain(query, key, value):
 def test_no_kernel_on_cpu():
     if _on_gpu():
         pytest.skip("this process computes on a GPU")
+    if keras.backend.backend() == "torch":
+        pytest.skip("PyTorch has a kernel for CPUs")
     assert fused_attention(*_heads(5)) is None
+
+
+def test_pytorch_has_a_kernel_on_cpu():
+    if keras.backend.backend() != "torch":
+        pytest.skip("it is PyTorch's")
+    heads = [ops.cast(x, "float32") for x in _heads(5)]
+    outputs, expected = (harness.numpy(f(*heads)) for f in (fused_attention, _plain))
+    np.testing.assert_allclose(outputs, expected, atol=1e-5)
 
 
 def test_kernel_is_taken_and_scores_do_not_change_its_output(monkeypatch):
