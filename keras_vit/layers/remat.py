@@ -8,8 +8,8 @@ import keras
 from keras import ops
 
 
-def recompute(layer: keras.layers.Layer, function: Callable, *inputs):
-    """Runs `function(*inputs)` so that the backward pass computes its inside again.
+def recompute(layer: keras.layers.Layer, function: Callable, inputs):
+    """Runs `function(inputs)` so that the backward pass computes its inside again.
 
     The layer's trainable weights enter the recomputed part as arguments, its random states as
     copies, and new states leave it as results. So TensorFlow meets no captured variable, JAX no
@@ -18,24 +18,23 @@ def recompute(layer: keras.layers.Layer, function: Callable, *inputs):
 
     Args:
         layer: the layer whose variables, random states included, the function uses.
-        function: takes tensors, returns a tensor; uses no other variables.
-        inputs: tensors, `(batch, ...)`.
+        function: takes a tensor, returns a tensor; uses no other variables.
+        inputs: tensor, `(batch, ...)`.
 
     Returns:
-        What `function(*inputs)` returns.
+        What `function(inputs)` returns.
     """
     weights = [variable for variable in layer.variables if variable.trainable]
     states = [variable for variable in layer.variables if not variable.trainable]
     snapshot = [(state, ops.copy(state.value)) for state in states]
 
-    def pure(*arguments):
-        given, values = arguments[: len(inputs)], arguments[len(inputs) :]
+    def pure(inputs, *values):
         mapping = [*zip(weights, values, strict=True), *snapshot]
         with keras.StatelessScope(state_mapping=mapping) as scope:
-            outputs = function(*given)
+            outputs = function(inputs)
         return (outputs, *(scope.get_current_value(state) for state in states))
 
-    outputs, *new_values = keras.remat(pure)(*inputs, *(v.value for v in weights))
+    outputs, *new_values = keras.remat(pure)(inputs, *(v.value for v in weights))
     for state, value in zip(states, new_values, strict=True):
         # Frozen weights are no states: nothing changes them.
         if not keras.backend.is_float_dtype(state.dtype):

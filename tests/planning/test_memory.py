@@ -90,7 +90,7 @@ def test_measured_peaks(backend, size, images):
 
 
 # The same of PyTorch's compiled steps, of which the plan, of eager ones, is an upper bound.
-COMPILED = {("S", 256): 7.66, ("B", 256): 16.13}
+COMPILED = {("S", 256): 7.66}
 
 
 @pytest.mark.parametrize(("size", "images"), COMPILED)
