@@ -10,6 +10,7 @@ import numpy as np
 from keras_vit import _compiling
 from keras_vit.engines.adoption import engine_for, entered, explained
 from keras_vit.engines.engine import current
+from keras_vit.engines.torch_copies import without_waiting
 
 _Model = keras.Model if TYPE_CHECKING else object  # Keras must not take the mixin for a model
 
@@ -29,7 +30,10 @@ class SpreadsOut(_Model):
         engine.check_data(x, batch_size, training=True)
         with entered(engine), engine.guard(self):
             engine.attach(self)
-            return super().fit(x, y, batch_size, *args, **kwargs)
+            try:
+                return super().fit(x, y, batch_size, *args, **kwargs)
+            finally:
+                self._rest()
 
     def evaluate(self, x=None, y=None, batch_size=None, *args, **kwargs):
         """As `keras.Model.evaluate`."""
@@ -69,20 +73,23 @@ class SpreadsOut(_Model):
         """Looks at the model before a call of it: whether `models.compiled` may be asked."""
         return False
 
+    def _rest(self):
+        """Gives back what only the steps of one `fit` need."""
+
     def train_step(self, *args):
         """A step of `fit`."""
         current().check_step(args[-1])
-        with self._compiling(stepping=self):
+        with self._compiling(stepping=self), without_waiting(self._device_type()):
             return super().train_step(*args)
 
     def test_step(self, *args):
         """A step of `evaluate`."""
-        with self._compiling(stepping=self):
+        with self._compiling(stepping=self), without_waiting(self._device_type()):
             return super().test_step(*args)
 
     def predict_step(self, *args):
         """A step of `predict`."""
-        with self._compiling(stepping=self):
+        with self._compiling(stepping=self), without_waiting(self._device_type()):
             return super().predict_step(*args)
 
     def _compiling(self, stepping):
@@ -92,10 +99,16 @@ class SpreadsOut(_Model):
     def _resolve_auto_jit_compile(self):
         # Keras says no on PyTorch, where to compile whole steps takes minutes.
         if keras.backend.backend() == "torch":
-            # Not by an operation, which lies nowhere where the call is a symbolic one.
-            device = next((getattr(v._value, "device", None) for v in self.variables), None)
-            return device is not None and device.type == "cuda"
+            return self._device_type() == "cuda"
         return super()._resolve_auto_jit_compile()
+
+    def _device_type(self):
+        """On PyTorch, of the variables; elsewhere `None`."""
+        if keras.backend.backend() != "torch":
+            return None
+        # Not by an operation, which lies nowhere where the call is a symbolic one.
+        device = next((getattr(v._value, "device", None) for v in self.weights), None)
+        return None if device is None else device.type
 
     def _should_torch_compile(self):
         return False  # see `models.compiled`

@@ -16,6 +16,7 @@ from keras_vit.engines.engine import current
 from keras_vit.engines.model_hooks import SpreadsOut
 from keras_vit.layers.pixel_scaling import PIXEL_RANGES, check_channels
 from keras_vit.models import compiled
+from keras_vit.models.listed import Listed
 from keras_vit.optimizers import AdamW
 
 CLASSIFIER_ACTIVATIONS = (None, "softmax", "sigmoid")
@@ -23,7 +24,7 @@ DEFAULT_LEARNING_RATE = 3e-4
 DEFAULT_WEIGHT_DECAY = 0.004  # of kernels alone
 
 
-class FlatModel(SpreadsOut, keras.Model):
+class FlatModel(Listed, SpreadsOut, keras.Model):
     """A functional model that is rebuilt from the flat keyword arguments it was made with.
 
     Args:
@@ -46,6 +47,9 @@ class FlatModel(SpreadsOut, keras.Model):
 
     def _ready(self):
         return compiled.ready(self)
+
+    def _rest(self):
+        compiled.rest(self)
 
     def call(self, inputs, training=None, mask=None):
         """Runs the model; a ValueError names the shape that images must have."""

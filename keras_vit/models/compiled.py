@@ -11,16 +11,20 @@ JAX and TensorFlow compile whole steps by themselves.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import warnings
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import keras
 
 from keras_vit import _compiling
+from keras_vit.engines.torch_copies import as_ever
 from keras_vit.layers import BottleneckUnit, PatchDropout, RootBlock, TransformerBlock
+from keras_vit.models import replayed
 from keras_vit.models.recorded import Graph, Unrecordable, record
 from keras_vit.models.watched import Watched, must_see_layers
 
@@ -28,6 +32,8 @@ from keras_vit.models.watched import Watched, must_see_layers
 # and its like, run layer by layer until there have been so many: to compile takes as long as a
 # few hundred of them save.
 PATIENCE = 50
+# Steps of a `fit` before its next ones are replayed as CUDA graphs, which take some memory.
+STEPS_BEFORE_REPLAY = 10
 _CUT_BEHIND = (TransformerBlock, BottleneckUnit, RootBlock, PatchDropout)
 
 _Key = tuple[Any, ...]
@@ -46,8 +52,27 @@ class _Step:
     """A part of a chain; without a graph it runs layer by layer."""
 
     part: _Part
+    training: bool | None
     graph: Graph | None = None
     rates: list[float] = field(default_factory=list)
+
+
+@dataclass
+class _Chain:
+    """All parts of a model, and how often they trained it since `fit` began.
+
+    Attributes:
+        replay: a step as CUDA graphs, where there is one.
+    """
+
+    steps: list[_Step]
+    trained: int = 0
+    replay: replayed.Replay | None = None
+
+    @property
+    def rates(self) -> list[float]:
+        """Of DropPath in all parts."""
+        return [rate for step in self.steps for rate in step.rates]
 
 
 @dataclass
@@ -64,7 +89,7 @@ class _Known:
     lasting: bool
     uses: int = 0
     calls: dict[_Key, int] = field(default_factory=dict)
-    chains: dict[_Key, list[_Step] | None] = field(default_factory=dict)
+    chains: dict[_Key, _Chain | None] = field(default_factory=dict)
 
 
 _models: weakref.WeakKeyDictionary[keras.Model, _Known] = weakref.WeakKeyDictionary()
@@ -104,7 +129,12 @@ def call(model: keras.Model, inputs: Any, training: bool | None) -> list[Any] | 
             if key not in known.chains:
                 known.chains[key] = _chain(known, inputs.contiguous(), training, stepping)
     chain = known.chains[key]
-    return None if chain is None else _run(chain, inputs.contiguous(), training)
+    if chain is None:
+        return None
+    *_, trains = mode
+    with as_ever():
+        arguments = [inputs.contiguous(), *_factors(chain.rates, inputs)]
+        return _train(chain, arguments) if trains and training else _run(chain.steps, arguments)
 
 
 def ready(model: keras.Model) -> bool:
@@ -121,6 +151,21 @@ def ready(model: keras.Model) -> bool:
         with _lock:
             known = _models[model] = _Known(_parts(model), Watched(model), lasting)
     return not known.watched.has_hooks
+
+
+def seen(model: keras.Model) -> Watched | None:
+    """What `ready` looked at, if this is a step of the model and layers may be compiled."""
+    state = _compiling.current()
+    known = _models.get(model) if state.stepping is model and state.allowed else None
+    return None if known is None else known.watched
+
+
+def rest(model: keras.Model) -> None:
+    """Gives back what only steps one after another need, as `fit` has come to its end."""
+    known = _models.get(model)
+    for chain in known.chains.values() if known is not None else ():
+        if chain is not None:
+            chain.trained, chain.replay = 0, None
 
 
 def forget(model: keras.Model) -> None:
@@ -148,7 +193,7 @@ def _key(known, inputs, training, stepping) -> tuple[_Key, _Key]:
     return mode, (*mode, inputs.shape, inputs.dtype, inputs.device, inputs.requires_grad, trained)
 
 
-def _chain(known, inputs, training, stepping) -> list[_Step] | None:
+def _chain(known, inputs, training, stepping) -> _Chain | None:
     """The compiled parts; `None` where PyTorch cannot compile one. A warning tells of both."""
     import torch
 
@@ -170,20 +215,20 @@ def _chain(known, inputs, training, stepping) -> list[_Step] | None:
             "(`jit_compile=False` in `compile` leaves it uncompiled, without this warning.)",
             stacklevel=2,
         )
-    return steps if any(step.graph for step in steps) else None
+    return _Chain(steps) if any(step.graph for step in steps) else None
 
 
 def _compile(parts, x, training, stepping, steps, reasons) -> None:
     """Fills in steps, and the reasons why some of them have no graph."""
     for part in parts:
-        step = _Step(part)
+        step = _Step(part, training)
         try:
             step.graph, step.rates = _recorded(part, x, training, stepping)
         except Unrecordable as error:
             reasons.append(str(error))
         steps.append(step)
         with keras.StatelessScope():  # it is no call: no state moves, no loss is added
-            outputs = _run([step], x, training)[0]
+            outputs = _run([step], [x, *_factors(step.rates, x)])[0]
         x = outputs.detach().requires_grad_(outputs.requires_grad)
 
 
@@ -199,23 +244,57 @@ def _recorded(part, x, training, stepping) -> tuple[Graph, list[float]]:
     return record(function, x, model, part.values, remat=remat, once=stepping)
 
 
-def _run(chain: list[_Step], inputs, training):
-    """The outputs of the last part."""
-    rates = [rate for step in chain for rate in step.rates]
-    factors = iter(_factors(rates, inputs) if rates else ())
-    outputs = [inputs]
-    for step in chain:
+def _train(chain: _Chain, arguments: list[Any]) -> list[Any]:
+    """As `_run`; from some step on as CUDA graphs, where that is possible."""
+    values = [value for step in chain.steps for value in step.part.values]
+    chain.trained += 1
+    if chain.trained == STEPS_BEFORE_REPLAY:
+        chain.replay = _replay(chain, arguments, values)
+    if chain.replay is not None and chain.replay.fits(arguments, values):
+        return chain.replay(*arguments, *values)
+    return _run(chain.steps, arguments)
+
+
+def _replay(chain, arguments, values) -> replayed.Replay | None:
+    if not all(step.graph for step in chain.steps) or not replayed.affordable(arguments[0].device):
+        return None
+
+    def function(*given):
+        return _run(chain.steps, given[: len(arguments)], iter(given[len(arguments) :]))
+
+    try:
+        return replayed.Replay(function, arguments, values)
+    except RuntimeError as error:  # also where memory runs out
+        warnings.warn(f"Steps are not replayed as CUDA graphs: {error}", stacklevel=2)
+        return None
+
+
+def _run(steps: Sequence[_Step], arguments: Sequence[Any], values=None) -> list[Any]:
+    """The outputs of the last part.
+
+    Args:
+        steps: parts.
+        arguments: the first one's input, and the draws of all.
+        values: iterates over values that take the place of all weights.
+    """
+    x, *rest = arguments
+    outputs, drawn = [x], iter(rest)
+    for step in steps:
+        count = len(step.part.values)
+        used = step.part.values if values is None else itertools.islice(values, count)
         if step.graph is None:
-            outputs = keras.tree.flatten(step.part.model.call(outputs[0], training=training))
-            continue
-        drawn = [next(factors) for _ in step.rates]
-        outputs = step.graph.run(outputs[0], *drawn, *step.part.values)
+            outputs = keras.tree.flatten(step.part.model.call(outputs[0], training=step.training))
+        else:
+            factors = itertools.islice(drawn, len(step.rates))
+            outputs = step.graph.run(outputs[0], *factors, *used)
     return outputs
 
 
-def _factors(rates, inputs):
+def _factors(rates, inputs) -> Sequence[Any]:
     """DropPath's factors of all layers, drawn together: 0, or 1 / (1 - rate)."""
     import torch
 
+    if not rates:
+        return ()
     kept = 1.0 - torch.tensor(rates).to(inputs.device, non_blocking=True)[:, None]
     return (torch.rand(len(rates), len(inputs), device=inputs.device) < kept) / kept

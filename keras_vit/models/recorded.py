@@ -12,7 +12,7 @@ from typing import Any
 import keras
 
 from keras_vit import _compiling
-from keras_vit.models.watched import foreign
+from keras_vit.models.watched import foreign, layers_of
 
 
 class Unrecordable(ValueError):
@@ -91,7 +91,7 @@ def record(
     import torch
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    name = foreign(model)
+    name = foreign(layers_of(model))
     if name is not None:
         raise Unrecordable(f"layer {name!r} is not one of Keras or keras_vit")
     draws, variables = Draws(), model.variables

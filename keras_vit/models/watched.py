@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import operator
 from typing import Any
 
@@ -21,23 +22,34 @@ class Watched:
 
     Args:
         model: a built model, which is not kept.
+
+    Attributes:
+        layers: all, at any depth.
+        weights: `model.weights`.
+        metrics: those that layers have.
+        values: of all variables, as tensors.
+        foreign: the name of a layer that is neither Keras' nor this package's, whose work may
+            differ.
     """
 
     def __init__(self, model: keras.Model):
-        self._layers = _layers(model)
+        self.layers = layers_of(model)
+        self.weights = model.weights
+        inner = [layer for layer in self.layers if not isinstance(layer, keras.Model)]
+        self.metrics = [metric for layer in inner for metric in layer.metrics]
+        self.foreign = foreign(self.layers)
         self._places = [
-            (place, name)
-            for layer in self._layers
+            (place, operator.itemgetter(*names, names[0]))
+            for layer in self.layers
             for place in (vars(layer), layer._modules)
-            for name, value in place.items()
-            if _matters(name, value)
+            if (names := [name for name, value in place.items() if _matters(name, value)])
         ]
-        self._found = [place[name] for place, name in self._places]
-        self._sizes = [len(vars(layer)) for layer in self._layers]
+        self._found = self._now()
+        self._sizes = [len(vars(layer)) for layer in self.layers]
         self._variables = model.variables
-        self._values = [variable._value for variable in self._variables]
-        self._kinds = [_kind(value) for value in self._values]
-        self._hooks = [getattr(layer, name) for layer in self._layers for name in _HOOKS]
+        self.values = [variable._value for variable in self._variables]
+        self._kinds = [_kind(value) for value in self.values]
+        self._hooks = [getattr(layer, name) for layer in self.layers for name in _HOOKS]
 
     @property
     def has_hooks(self) -> bool:
@@ -46,14 +58,21 @@ class Watched:
 
     def has_changed(self, model: keras.Model) -> bool:
         """Whether anything is another object than it was."""
-        layers = _layers(model)
+        layers = layers_of(model)
         return not (
-            _same(layers, self._layers)
+            _same(layers, self.layers)
             and [len(vars(layer)) for layer in layers] == self._sizes
-            and _same([place.get(name) for place, name in self._places], self._found)
-            and _same([variable._value for variable in self._variables], self._values)
-            and [_kind(value) for value in self._values] == self._kinds
+            and _same(self._now(), self._found)
+            and _same([variable._value for variable in self._variables], self.values)
+            and [_kind(value) for value in self.values] == self._kinds
         )
+
+    def _now(self) -> list[Any]:
+        try:
+            found = [getter(place) for place, getter in self._places]
+        except KeyError:
+            return []
+        return list(itertools.chain.from_iterable(found))
 
 
 def must_see_layers(inputs: Any = None) -> bool:
@@ -87,9 +106,9 @@ def must_see_layers(inputs: Any = None) -> bool:
     return torch.is_autocast_enabled(inputs.device.type)
 
 
-def foreign(model: keras.Model) -> str | None:
+def foreign(layers: list[keras.layers.Layer]) -> str | None:
     """The name of a layer that is neither Keras' nor this package's, whose work may differ."""
-    for layer in _layers(model):
+    for layer in layers:
         own = type(layer).__module__.partition(".")[0] in ("keras", "keras_vit")
         wraps = type(layer).__name__ in _WRAPPERS
         if wraps or not own or "call" in vars(layer):
@@ -97,7 +116,8 @@ def foreign(model: keras.Model) -> str | None:
     return None
 
 
-def _layers(model) -> list[keras.layers.Layer]:
+def layers_of(model: keras.Model) -> list[keras.layers.Layer]:
+    """A model's layers, at any depth."""
     return model._flatten_layers(include_self=False)
 
 

@@ -52,10 +52,10 @@ def update(
     """
     torch = _torch()
     indices = [optimizer._get_variable_index(variable) for variable in variables]
-    weights = [variable.value for variable in variables]
+    weights = _values(variables)
     state = {
-        name: [values[index].value for index in indices]
-        for name, values in optimizer._state.items()
+        name: _values([slots[index] for index in indices])
+        for name, slots in optimizer._state.items()
     }
     gradients = [g.to(w.dtype) for g, w in zip(gradients, weights, strict=True)]
     step = ops.cast(optimizer.iterations, "float32") + 1.0
@@ -78,6 +78,13 @@ def update(
         if due is not None:
             for total, gradient in zip(state["accumulator"], gradients, strict=True):
                 total.copy_(torch.where(due, 0.0, gradient))
+
+
+def _values(variables) -> list[torch.Tensor]:
+    """The variables' values; to ask each of them takes as long as to start the whole update."""
+    if variables and variables[0].value is not variables[0]._value:
+        return [variable.value for variable in variables]  # inside of a StatelessScope
+    return [variable._value for variable in variables]
 
 
 def _groups(optimizer, indices) -> dict[tuple[float, bool], list[int]]:

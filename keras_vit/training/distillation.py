@@ -131,6 +131,10 @@ class Distiller(SpreadsOut, keras.Model):
     def _ready(self):
         return all([compiled.ready(model) for model in self._compiled_models()])
 
+    def _rest(self):
+        for model in self._compiled_models():
+            compiled.rest(model)
+
     def get_compile_config(self):
         """Returns the arguments of `compile`; whether to compile, each backend decides."""
         config = super().get_compile_config()

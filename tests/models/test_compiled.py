@@ -76,7 +76,7 @@ def chains(model):
     """Whether each part of each chain has a graph."""
     known = compiled._models.get(model)
     found = [] if known is None else known.chains.values()
-    return [chain and [step.graph is not None for step in chain] for chain in found]
+    return [chain and [step.graph is not None for step in chain.steps] for chain in found]
 
 
 def is_compiled(model):
@@ -239,7 +239,7 @@ def test_drop_path_draws_anew_and_by_block(quick):
     assert chains(model) == [[True] * 4]
     known = compiled._models[model]
     (chain,) = known.chains.values()
-    assert [step.rates for step in chain] == [[], [0.25] * 2, [0.5] * 2, []]
+    assert [step.rates for step in chain.steps] == [[], [0.25] * 2, [0.5] * 2, []]
     assert not np.array_equal(*outputs)
     # Two blocks of two branches each: so many ways through, each as likely as it should be.
     _, counts = np.unique(outputs[0].round(4), axis=0, return_counts=True)
@@ -377,7 +377,7 @@ def test_changes_between_steps_are_seen(quick, monkeypatch):
     fit(model, 1, callbacks=[Schedule()])
     monkeypatch.setattr(compiled, "PATIENCE", 50)
     (chain,) = compiled._models[model].chains.values()
-    rates = [rate for step in chain for rate in step.rates]
+    rates = [rate for step in chain.steps for rate in step.rates]
     assert rates == pytest.approx([0.3, 0.3])
     # If it goes on like that, to compile does not pay.
     fit(model, 3, callbacks=[Schedule()])
