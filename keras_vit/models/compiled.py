@@ -125,7 +125,7 @@ def call(model: keras.Model, inputs: Any, training: bool | None) -> list[Any] | 
         first = not any(other[: len(mode)] == mode for other in known.chains)
         if not (stepping and first and known.lasting) and known.calls[key] <= PATIENCE:
             return None
-        with _lock:
+        with _lock, as_ever():
             if key not in known.chains:
                 known.chains[key] = _chain(known, inputs.contiguous(), training, stepping)
     chain = known.chains[key]
