@@ -89,14 +89,15 @@ def _jax_kernel(query, key, value, tokens):
 
 def _cudnn_can(head_dim, dtype) -> bool:
     return (
-        _jax_on_gpu()
+        jax_on_gpu()
         and keras.backend.standardize_dtype(dtype) in _CUDNN_DTYPES
         and head_dim <= _CUDNN_MAX_HEAD_DIM
         and head_dim % 8 == 0
     )
 
 
-def _jax_on_gpu() -> bool:
+def jax_on_gpu() -> bool:
+    """Whether JAX computes on a GPU unless told otherwise."""
     import jax
 
     device = getattr(jax.config, "jax_default_device", None)

@@ -72,7 +72,8 @@ class MLP(keras.layers.Layer):
         self.mlp_dim = _checks.positive_int("mlp_dim", mlp_dim)
         self.activation = _checks.choice("activation", activation, tuple(ACTIVATIONS))
         self.dropout_rate = _checks.rate("dropout_rate", dropout_rate)
-        self.fc1 = self._dense(self.mlp_dim * (2 if activation == "swiglu" else 1), "fc1")
+        width = self.mlp_dim * (2 if activation == "swiglu" else 1)
+        self.fc1 = self._dense(width, "fc1", ACTIVATIONS[activation])
         self.dropout1 = keras.layers.Dropout(
             self.dropout_rate, dtype=self.dtype_policy, name="dropout1"
         )
@@ -80,9 +81,10 @@ class MLP(keras.layers.Layer):
             self.dropout_rate, dtype=self.dtype_policy, name="dropout2"
         )
 
-    def _dense(self, units, name):
+    def _dense(self, units, name, activation=None):
         return Dense(
             units,
+            activation=activation,
             bias_initializer=keras.initializers.RandomNormal(stddev=1e-6),
             dtype=self.dtype_policy,
             name=name,
@@ -98,7 +100,7 @@ class MLP(keras.layers.Layer):
         shape = ops.shape(inputs)
         # Matmuls run on (batch * tokens, width): no transposes on any backend.
         x = self.fc1(ops.reshape(inputs, (-1, shape[-1])))
-        x = self.dropout1(ACTIVATIONS[self.activation](x), training=training)
+        x = self.dropout1(x, training=training)
         x = self.dropout2(self.fc2(x), training=training)
         return ops.reshape(x, (-1, *shape[1:]))
 

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from keras_vit import VisionTransformer, layers
+from keras_vit.layers import dense
+from keras_vit.layers.mlp import ACTIVATIONS
 
 RANKS = [(5, 3), (2, 5, 3)]
 
@@ -30,6 +32,31 @@ def test_outputs_and_gradients_are_those_of_keras(shape, policy, options):
     assert found[0].keys() == found[1].keys()
     for name, expected in found[1].items():
         np.testing.assert_allclose(found[0][name], expected, rtol=rough, atol=rough, err_msg=name)
+
+
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="of JAX on GPUs")
+@pytest.mark.parametrize("activation", sorted(ACTIVATIONS))
+def test_jax_keeps_the_product_alone(monkeypatch, activation):
+    import jax
+
+    x, found, kept = harness.noise((5, 3)), [], []
+    layer = layers.Dense(8, activation=ACTIVATIONS[activation])
+    layer.build(x.shape)
+    harness.randomize(layer)
+    weights = [variable.value for variable in layer.variables]
+    for on_gpu in (True, False):
+        monkeypatch.setattr(dense, "jax_on_gpu", lambda on_gpu=on_gpu: on_gpu)
+
+        def loss(x, *weights):
+            return layer.stateless_call(weights, [], x)[0].sum()
+
+        found.append(jax.grad(loss, argnums=(0, 1, 2))(jax.numpy.asarray(x), *weights))
+        _, backward = jax.vjp(loss, jax.numpy.asarray(x), *weights)
+        kept.append([leaf.shape for leaf in jax.tree.leaves(backward) if leaf.shape[:1] == (5,)])
+    for mine, plain in zip(*found, strict=True):
+        np.testing.assert_allclose(mine, plain, rtol=1e-5, atol=1e-6)
+    assert sorted(kept[0]) == [(5, 3), (5, 8)]
+    assert len(kept[1]) > 2
 
 
 @pytest.mark.parametrize("change", [lambda layer: layer.enable_lora(2), lambda layer: None])
