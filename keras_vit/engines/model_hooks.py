@@ -10,7 +10,7 @@ import numpy as np
 from keras_vit import _compiling
 from keras_vit.engines.adoption import engine_for, entered, explained
 from keras_vit.engines.engine import current
-from keras_vit.engines.torch_copies import without_waiting
+from keras_vit.engines.torch_copies import arriving, without_waiting
 
 _Model = keras.Model if TYPE_CHECKING else object  # Keras must not take the mixin for a model
 
@@ -76,6 +76,22 @@ class SpreadsOut(_Model):
     def _rest(self):
         """Gives back what only the steps of one `fit` need."""
 
+    def make_train_function(self, force=False):
+        """As in `keras.Model`; on GPUs PyTorch goes on while the logs come from there."""
+        self.train_function = None if force else self.train_function
+        if self.train_function is None:
+            super().make_train_function()
+            self.train_function = _with_arriving_logs(self.train_function)
+        return self.train_function
+
+    def make_test_function(self, force=False):
+        """As `make_train_function`, of `evaluate`."""
+        self.test_function = None if force else self.test_function
+        if self.test_function is None:
+            super().make_test_function()
+            self.test_function = _with_arriving_logs(self.test_function)
+        return self.test_function
+
     def train_step(self, *args):
         """A step of `fit`."""
         current().check_step(args[-1])
@@ -132,6 +148,12 @@ class SpreadsOut(_Model):
         found = keras.tree.map_structure(keras.ops.copy, super().get_metrics_result())
         _assign(self.metrics_variables, own)
         return found
+
+
+def _with_arriving_logs(function):
+    if keras.backend.backend() != "torch":
+        return function
+    return lambda data: arriving(function(data))
 
 
 def _assign(variables: list[Any], arrays: list[Any]) -> None:

@@ -1,8 +1,9 @@
-"""Copies to a GPU that PyTorch does not wait for.
+"""Copies to and from a GPU that PyTorch does not wait for.
 
 Keras makes tensors of Python's numbers in every step, of a batch's size for one, and PyTorch waits
 for all work of the GPU before it copies one. So the GPU comes to rest a few times a step, until
-Python has started its next kernels.
+Python has started its next kernels. And while a thread of Keras copies a loss to ordinary memory,
+CUDA lets no other thread start kernels.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import contextlib
 import functools
 from typing import Any
+
+import numpy as np
 
 
 def without_waiting(device_type: str | None) -> contextlib.AbstractContextManager:
@@ -24,10 +27,46 @@ def without_waiting(device_type: str | None) -> contextlib.AbstractContextManage
 
 
 def as_ever() -> contextlib.AbstractContextManager:
-    """Inside, `without_waiting` does not hold, nor look at every call of PyTorch."""
+    """Inside, `without_waiting` does not hold, nor does it look at every call of PyTorch."""
     import torch
 
     return torch._C.DisableTorchFunction()
+
+
+class Arriving:
+    """A number on its way from the GPU, which `float` and `numpy.array` wait for.
+
+    Args:
+        tensor: scalar, on a GPU.
+    """
+
+    def __init__(self, tensor: Any):
+        import torch
+
+        self._value = torch.empty((), dtype=tensor.dtype, pin_memory=True)
+        self._value.copy_(tensor.detach(), non_blocking=True)
+        self._arrived = torch.cuda.Event(blocking=True)
+        self._arrived.record(torch.cuda.current_stream(tensor.device))
+
+    def __float__(self) -> float:
+        self._arrived.synchronize()
+        return float(self._value)
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array(float(self), dtype=dtype or "float32")
+
+
+def arriving(logs: Any) -> Any:
+    """Logs of a step; scalars of a dict that lie on a GPU are on their way from there."""
+    import torch
+
+    def leaves(value):
+        scalar = isinstance(value, torch.Tensor) and value.ndim == 0
+        return scalar and value.device.type == "cuda" and value.is_floating_point()
+
+    if not isinstance(logs, dict):
+        return logs
+    return {key: Arriving(value) if leaves(value) else value for key, value in logs.items()}
 
 
 @functools.cache

@@ -117,7 +117,11 @@ def call(model: keras.Model, inputs: Any, training: bool | None) -> list[Any] | 
     inputs = keras.ops.convert_to_tensor(inputs)
     if must_see_layers(inputs):
         return None
-    stepping = state.stepping is not None
+    with as_ever():
+        return _called(known, inputs, training, state.stepping is not None)
+
+
+def _called(known, inputs, training, stepping) -> list[Any] | None:
     mode, key = _key(known, inputs, training, stepping)
     known.uses += 1
     if key not in known.chains:
@@ -125,16 +129,15 @@ def call(model: keras.Model, inputs: Any, training: bool | None) -> list[Any] | 
         first = not any(other[: len(mode)] == mode for other in known.chains)
         if not (stepping and first and known.lasting) and known.calls[key] <= PATIENCE:
             return None
-        with _lock, as_ever():
+        with _lock:
             if key not in known.chains:
                 known.chains[key] = _chain(known, inputs.contiguous(), training, stepping)
     chain = known.chains[key]
     if chain is None:
         return None
+    arguments = [inputs.contiguous(), *_factors(chain.rates, inputs)]
     *_, trains = mode
-    with as_ever():
-        arguments = [inputs.contiguous(), *_factors(chain.rates, inputs)]
-        return _train(chain, arguments) if trains and training else _run(chain.steps, arguments)
+    return _train(chain, arguments) if trains and training else _run(chain.steps, arguments)
 
 
 def ready(model: keras.Model) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import keras
 
+from keras_vit.engines.torch_copies import as_ever
 from keras_vit.models import compiled
 
 _Model = keras.Model if TYPE_CHECKING else object  # Keras must not take the mixin for a model
@@ -38,8 +39,9 @@ class Listed(_Model):
         if found is None or found.foreign or not set_to_none:
             super().zero_grad(set_to_none)
             return
-        for value in found.values:
-            value.grad = None
+        with as_ever():  # hundreds of calls
+            for value in found.values:
+                value.grad = None
 
     def _flatten_layers(self, include_self=True, recursive=True):
         found = compiled.seen(self)

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from keras import ops
 
+from keras_vit.engines.torch_copies import as_ever
+
 if TYPE_CHECKING:
     import torch
 
@@ -52,12 +54,13 @@ def update(
     """
     torch = _torch()
     indices = [optimizer._get_variable_index(variable) for variable in variables]
+    with as_ever():  # hundreds of calls
+        gradients = [g.to(v._value.dtype) for g, v in zip(gradients, variables, strict=True)]
     weights = _values(variables)
     state = {
         name: _values([slots[index] for index in indices])
         for name, slots in optimizer._state.items()
     }
-    gradients = [g.to(w.dtype) for g, w in zip(gradients, weights, strict=True)]
     step = ops.cast(optimizer.iterations, "float32") + 1.0
     with torch.no_grad():
         for (factor, decays), members in _groups(optimizer, indices).items():

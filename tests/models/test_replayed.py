@@ -1,7 +1,5 @@
 """Steps as CUDA graphs: who calls them and when, and on a GPU what they compute."""
 
-import warnings
-
 import keras
 import numpy as np
 import pytest
@@ -165,22 +163,3 @@ def test_second_call_before_the_first_ones_backward_pass_on_gpu(monkeypatch):
     fit(model, 3)
     assert len(counted) == 15 - (compiled.STEPS_BEFORE_REPLAY - 1)
     assert all(np.isfinite(harness.numpy(variable)).all() for variable in model.variables)
-
-
-@on_gpu
-@pytest.mark.parametrize("options", [{}, {"drop_path_rate": 0.2}], ids=str)
-def test_no_step_waits_for_the_gpu(options):
-    model = vit(**options)
-    fit(model, 3)
-    batch = torch.as_tensor(X[:4]).cuda(), torch.as_tensor(Y[:4]).cuda()
-    model.make_train_function()
-    model.train()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # "synchronization debug mode is a prototype feature"
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        for _ in range(compiled.STEPS_BEFORE_REPLAY - 1):
-            model.train_function([batch])
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    compiled.rest(model)
