@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import keras
@@ -11,6 +12,24 @@ from keras_vit import _checks
 from keras_vit.layers.dense import Dense
 
 
+def _in_float32(function):
+    """Computes in float32 what PyTorch's own kernels and its compiler compute so too.
+
+    bfloat16 has 8 bits, which GELU's cube, say, would lose at every step. In a loop that XLA makes,
+    float32 costs nothing.
+    """
+
+    @functools.wraps(function)
+    def activation(x):
+        dtype = keras.backend.standardize_dtype(x.dtype)
+        if keras.backend.backend() == "torch" or dtype not in ("bfloat16", "float16"):
+            return function(x)
+        return ops.cast(function(ops.cast(x, "float32")), dtype)
+
+    return activation
+
+
+@_in_float32
 def gelu(x):
     """Exact GELU, `x * Phi(x)`."""
     if keras.backend.backend() == "torch":
@@ -20,16 +39,19 @@ def gelu(x):
     return half * x * (1.0 + ops.erf(x * root))
 
 
+@_in_float32
 def gelu_tanh(x):
     """GELU by its tanh approximation: what Flax calls `gelu` (arXiv 1606.08415)."""
     return ops.gelu(x, approximate=True)
 
 
+@_in_float32
 def quick_gelu(x):
     """`x * sigmoid(1.702 x)`: CLIP's GELU."""
     return x * ops.sigmoid(ops.cast(1.702, x.dtype) * x)
 
 
+@_in_float32
 def swiglu(x):
     """`silu(first half) * second half` of the last axis (arXiv 2002.05202)."""
     gate, values = ops.split(x, 2, axis=-1)
