@@ -1,6 +1,6 @@
 """How far bfloat16 is from float32 in what a model gives, here and in timm.
 
-    python benchmarks/precision.py --checkpoint dinov2/ --timm vit_small_patch14_dinov2 --images pics
+    python benchmarks/precision.py --checkpoint b16/ --timm vit_base_patch16_224 --images pics
     python benchmarks/precision.py ... --timm-python other/bin/python --json results.json
 
 One checkpoint, one folder of pictures; each implementation runs in a process of its own and is

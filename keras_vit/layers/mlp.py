@@ -92,10 +92,10 @@ class MLP(keras.layers.Layer):
     def __init__(self, mlp_dim, *, activation="gelu_tanh", dropout_rate=0.0, **kwargs):
         super().__init__(**kwargs)
         self.mlp_dim = _checks.positive_int("mlp_dim", mlp_dim)
-        self.activation = _checks.choice("activation", activation, tuple(ACTIVATIONS))
         self.dropout_rate = _checks.rate("dropout_rate", dropout_rate)
-        width = self.mlp_dim * (2 if activation == "swiglu" else 1)
-        self.fc1 = self._dense(width, "fc1", ACTIVATIONS[activation])
+        _checks.choice("activation", activation, tuple(ACTIVATIONS))
+        self.fc1 = self._dense(self.mlp_dim * (2 if activation == "swiglu" else 1), "fc1")
+        self.activation = activation
         self.dropout1 = keras.layers.Dropout(
             self.dropout_rate, dtype=self.dtype_policy, name="dropout1"
         )
@@ -103,10 +103,19 @@ class MLP(keras.layers.Layer):
             self.dropout_rate, dtype=self.dtype_policy, name="dropout2"
         )
 
-    def _dense(self, units, name, activation=None):
+    @property
+    def activation(self):
+        """Name of the activation, which the first Dense computes together with its bias."""
+        function = self.fc1.activation
+        return next((name for name, known in ACTIVATIONS.items() if known is function), function)
+
+    @activation.setter
+    def activation(self, name):
+        self.fc1.activation = ACTIVATIONS[name]
+
+    def _dense(self, units, name):
         return Dense(
             units,
-            activation=activation,
             bias_initializer=keras.initializers.RandomNormal(stddev=1e-6),
             dtype=self.dtype_policy,
             name=name,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 # Of the GPU's memory: while graphs are recorded, what a step needs is there twice.
-_SHARE = 0.4
+SHARE = 0.4
 _WARM_UP = 2  # calls before recording, in which libraries choose kernels and take memory
 
 
@@ -24,7 +24,7 @@ def affordable(device) -> bool:
     if device.type != "cuda" or torch.distributed.is_available() and _in_group():
         return False
     total = torch.cuda.get_device_properties(device).total_memory
-    return torch.cuda.max_memory_allocated(device) < _SHARE * total
+    return torch.cuda.max_memory_allocated(device) < SHARE * total
 
 
 def _in_group() -> bool:

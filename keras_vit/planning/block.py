@@ -2,15 +2,15 @@
 
 Read off `layers.transformer_block`, `attention`, `mlp` and `fused_attention`.
 
-PyTorch runs eagerly, so that what autograd keeps follows from each operation: LayerNorm keeps its
-input in float32, a product both factors, GELU its argument, softmax its result. The rows for a
-CPU are what `torch.autograd.graph.saved_tensors_hooks` sees, to the byte.
+Where PyTorch runs eagerly, on CPUs, what autograd keeps follows from each operation: LayerNorm
+keeps its input in float32, a product both factors, GELU its argument, softmax its result. These
+rows are what `torch.autograd.graph.saved_tensors_hooks` sees, to the byte.
 
-XLA keeps what a product or a kernel reads or writes, and what takes an exponential; cheap
-arithmetic between those is fused into its users and done again in the backward pass. So LayerNorm
-keeps no float32 copy of its input, but GELU keeps its tanh (or erf) beside argument and result.
-These rows are inferred from how XLA fuses, and from one measured peak, ViT-B/16's; no list of a
-GPU's buffers was read.
+XLA, and PyTorch's compiler on GPUs, keep what a product or a kernel reads or writes; arithmetic
+between those is fused into its users and done again in the backward pass. So LayerNorm keeps no
+float32 copy of its input. On a CPU, XLA keeps GELU's tanh (or erf) beside argument and result; on
+GPUs `layers.dense` has it done again. These rows are inferred from how compilers fuse, and
+compared with measured peaks; no list of a GPU's buffers was read.
 """
 
 from __future__ import annotations
@@ -23,9 +23,15 @@ from keras_vit.planning.way import Way
 
 Config = Mapping[str, Any]
 
-# Activation -> what each backend keeps of it beside the result, which the second Dense reads:
+# How it is run -> activation -> what is kept of it beside the result, which the second Dense reads:
 # (name, width in MLP widths). As `layers.mlp` writes them.
 _ACTIVATIONS: dict[str, dict[str, tuple[tuple[str, int], ...]]] = {
+    "a GPU": {
+        "gelu_tanh": (("argument", 1),),
+        "gelu": (("argument", 1),),
+        "quick_gelu": (("argument", 1),),
+        "swiglu": (("gate and values", 2),),
+    },
     "torch": {
         "gelu_tanh": (("argument", 1),),
         "gelu": (("argument", 1),),
@@ -69,8 +75,8 @@ def rematerialised() -> list[Kept]:
 
 def norm(name: str, way: Way, read: str = "T") -> list[Kept]:
     """A LayerNorm over tokens, and the product behind it, which reads so many."""
-    # XLA keeps the input as it came, which the residual sum needs too.
-    dtype = "float32" if way.backend == "torch" else "compute"
+    # Compilers keep the input as it came, which the residual sum needs too.
+    dtype = "float32" if way.eager else "compute"
     return [
         Kept(f"input of the {name}", "B T D", dtype),
         Kept(f"mean and deviation of the {name}", "B T 2", "float32"),
@@ -86,7 +92,7 @@ def _tokens(config: Config, way: Way) -> str:
 def _attention(config: Config, way: Way) -> list[Kept]:
     tokens, fused = _tokens(config, way), way.fused(config)
     found = _head_norms(config, way, fused)
-    if not (fused and way.backend == "torch" and config["qk_norm"]):
+    if not (fused and way.eager and config["qk_norm"]):
         found.append(Kept("queries, keys and values", f"B {tokens} 3D", cut=True))
     if fused:
         found.append(Kept("log-sum-exp of the scores", f"B H {tokens}", "float32", cut=True))
@@ -103,11 +109,11 @@ def _head_norms(config: Config, way: Way, fused: bool) -> list[Kept]:
     tokens = _tokens(config, way)
     means, parts = f"4B {tokens} H", f"B {tokens} 3D"
     found = [Kept("means and deviations of queries and keys", means, "float32", cut=True)]
-    if way.backend == "jax" or not way.mixed:
+    if not (way.eager and way.mixed):
         found.append(Kept("queries, keys and values before their norms", parts, cut=True))
     else:
         found.append(Kept("queries and keys before their norms", "2B T D", "float32", cut=True))
-    if way.backend == "torch" and fused:
+    if way.eager and fused:
         # The values lie in the fused projection's output, which stays with them.
         found.append(Kept("queries and keys", "2B T D", cut=True))
         if way.mixed:
@@ -130,7 +136,7 @@ def _scores(config: Config, way: Way) -> list[Kept]:
 def _mlp(config: Config, way: Way) -> list[Kept]:
     found = [
         Kept(f"{name} ({config['activation']})", f"B T {factor}M", cut=True)
-        for name, factor in _ACTIVATIONS[way.backend][config["activation"]]
+        for name, factor in _ACTIVATIONS["a GPU" if way.gpu else way.backend][config["activation"]]
     ]
     found.append(Kept("input of the MLP's second product", "B T M", cut=True))
     if config["dropout_rate"]:

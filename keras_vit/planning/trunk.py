@@ -25,7 +25,7 @@ def before(config: Config, way: Way) -> list[Kept]:
         if way.backend == "torch":
             found.append(Kept("tokens to choose from", "B A D"))
     if config["pre_norm"]:
-        dtype = "float32" if way.backend == "torch" else "compute"
+        dtype = "float32" if way.eager else "compute"
         found += [
             Kept("input of the first norm", "B T D", dtype),
             Kept("mean and deviation of the first norm", "B T 2", "float32"),
@@ -36,7 +36,7 @@ def before(config: Config, way: Way) -> list[Kept]:
 def behind(config: Config, way: Way) -> list[Kept]:
     """From the last block to the loss."""
     final = norm("final norm", way)
-    pooling, torch = config["pooling"], way.backend == "torch"
+    pooling, torch = config["pooling"], way.eager
     found = []
     if config["norm_after_pooling"]:
         # The class token is a view of all tokens.
@@ -56,14 +56,13 @@ def behind(config: Config, way: Way) -> list[Kept]:
 
 
 def held(config: Config, way: Way) -> list[Kept]:
-    """What PyTorch has at the end of the forward pass beside what autograd keeps.
+    """What eager PyTorch has at the end of the forward pass beside what autograd keeps.
 
     A functional Keras model holds the output of each of its layers until it is through. In 16 bits
     autograd keeps blocks' inputs in float32, as norms read them, so that these are further tensors.
-    Two more tokens' worth is the final norm at work. Inferred from the peaks of ViT-S/16 and B/16
-    on an H200.
+    Two more tokens' worth is the final norm at work.
     """
-    if way.backend != "torch":
+    if not way.eager:
         return []
     outputs = config["num_layers"] + 2 if way.mixed and not config["remat"] else 0
     height, width, channels = config["image_shape"]
@@ -98,7 +97,7 @@ def _attention_pooling(config: Config, way: Way) -> list[Kept]:
 def _head(config: Config, way: Way) -> list[Kept]:
     found, features = [], "B F"
     # PyTorch's class token is a view of the final norm's output.
-    viewed = way.backend == "torch" and config["pooling"] == "token"
+    viewed = way.eager and config["pooling"] == "token"
     viewed = viewed and not config["norm_after_pooling"]
     if config["representation_size"]:
         if not viewed:

@@ -16,7 +16,8 @@ class Way:
     """Backend, precision and place.
 
     Attributes:
-        backend: "jax", whose steps XLA compiles, or "torch", which runs eagerly.
+        backend: "jax", whose steps XLA compiles, or "torch", which `models.compiled` compiles on
+            GPUs, and which runs eagerly elsewhere.
         precision: dtype policy.
         gpu: whether on a GPU, where JAX has a fused kernel of attention.
     """
@@ -24,6 +25,11 @@ class Way:
     backend: str = "jax"
     precision: str = "mixed_bfloat16"
     gpu: bool = True
+
+    @property
+    def eager(self) -> bool:
+        """Whether each operation keeps what its own derivative reads."""
+        return self.backend == "torch" and not self.gpu
 
     @property
     def mixed(self) -> bool:
@@ -39,7 +45,7 @@ class Way:
     def mask(self) -> str:
         """The dtype in which dropout keeps what it drops."""
         # PyTorch's CPU dropout multiplies by a mask in the inputs' dtype.
-        return "compute" if self.backend == "torch" and not self.gpu else "bool"
+        return "compute" if self.eager else "bool"
 
     def fused(self, config: Mapping[str, Any]) -> bool:
         """Whether attention in training is one kernel, as `layers.attention` chooses."""

@@ -3,6 +3,7 @@
 import pytest
 
 from keras_vit.planning import fitting, state
+from keras_vit.planning import memory as memory_module
 from keras_vit.planning.devices import DEVICES, GIB, parse
 from keras_vit.planning.memory import memory
 from keras_vit.planning.model import complete
@@ -74,29 +75,38 @@ def peak(name, images, backend, **options):
     return memory(planned).peak / GIB
 
 
-# `benchmarks/throughput.py` on an H200 (jax 0.11.2, torch 2.11): GiB at the peak of this package's
-# own steps in mixed bfloat16. The rows of tensors were written before.
+# `benchmarks/throughput.py` on an H100 (jax 0.11.2, torch 2.11): GiB at the peak of this package's
+# own steps in mixed bfloat16, PyTorch's replayed as CUDA graphs.
 MEASURED = {
-    # Images were 8 bits: what float32 needs more is added.
-    ("jax", "B", 256): 18.98 + 256 * 3 * 224 * 224 * 3 / GIB,
-    ("jax", "L", 128): 27.46 + 128 * 3 * 224 * 224 * 3 / GIB,
+    ("jax", "S", 256): 7.683,
+    ("jax", "B", 256): 15.519,
+    ("torch", "S", 256): 7.790,
+    ("torch", "B", 256): 16.007,
 }
 
 
 @pytest.mark.parametrize(("backend", "size", "images"), MEASURED)
 def test_measured_peaks(backend, size, images):
-    measured = MEASURED[backend, size, images]
+    # Images were 8 bits: what float32 needs more is added.
+    measured = MEASURED[backend, size, images] + images * 3 * 224 * 224 * 3 / GIB
     assert peak(f"{size}/16", images, backend) == pytest.approx(measured, rel=0.02)
 
 
-# The same of PyTorch's compiled steps, of which the plan, of eager ones, is an upper bound.
-COMPILED = {("S", 256): 7.66}
+# The same where steps are not replayed, as they are not when they need more of the GPU.
+KERNEL_BY_KERNEL = {("S", 256): 7.603, ("B", 256): 15.618}
 
 
-@pytest.mark.parametrize(("size", "images"), COMPILED)
-def test_compiled_steps_need_less_than_planned(size, images):
-    measured = COMPILED[size, images]
-    assert measured < peak(f"{size}/16", images, "torch") < 1.25 * measured
+@pytest.mark.parametrize(("size", "images"), KERNEL_BY_KERNEL)
+def test_measured_peaks_without_replay(monkeypatch, size, images):
+    measured = KERNEL_BY_KERNEL[size, images] + images * 3 * 224 * 224 * 3 / GIB
+    monkeypatch.setattr(memory_module, "REPLAYED_BELOW", 0.0)
+    assert peak(f"{size}/16", images, "torch") == pytest.approx(measured, rel=0.02)
+
+
+def test_steps_are_replayed_where_the_models_do_so():
+    from keras_vit.models import replayed
+
+    assert memory_module.REPLAYED_BELOW == replayed.SHARE
 
 
 def test_what_options_do():
@@ -131,7 +141,7 @@ def test_no_batch_fits():
 
 
 def test_remedies_fit():
-    planned = make(complete("g/14"), H100, 8, batch=1024)
+    planned = make(complete("g/14"), H100, 8, batch=2048)
     assert not fitting.fits(planned)
     found = {remedy.option: remedy for remedy in fitting.remedies(planned)}
     assert {"--remat", "--accumulate 2", "--devices 16xH100-80G"} <= found.keys()
