@@ -22,8 +22,9 @@ def installed(name):
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        package = name.partition(".")[0].replace("_", "-")
-        raise SystemExit(f"{package} is not usable: `pip install {package}` ({error})") from None
+        # What is missing may be something that it needs itself.
+        package = (error.name or name).partition(".")[0].replace("_", "-")
+        raise SystemExit(f"{name} is not usable: `pip install {package}` ({error})") from None
 
 
 def versions(*names):

@@ -16,6 +16,7 @@ import os
 from pathlib import Path
 
 import _cases as cases
+from peers import KERAS_HUB, TORCH_PEERS
 
 FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 
@@ -53,6 +54,9 @@ def main(arguments=None):
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
+    if options.who not in (*cases.OURS, *TORCH_PEERS, *KERAS_HUB):
+        known = ", ".join((*cases.OURS, *TORCH_PEERS, *KERAS_HUB))
+        parser.error(f"--who takes {known}, not {options.who}")
     if options.largest and (options.batch % options.multiple or options.most % options.multiple):
         parser.error(f"--batch and --most must be multiples of {options.multiple}")
     shared = ["--model", options.model, "--precision", options.precision, "--modes", "train"]
@@ -70,6 +74,8 @@ def main(arguments=None):
             raise SystemExit("\n".join([f"batch {batch}: {found['failed']}", *found["last_lines"]]))
         tries[batch] = found
         peak = "out of memory" if "failed" in found else f"{found['train']['peak_gib']} GiB"
+        if "failed" not in found and found["train"]["peak_gib"] is None and options.largest:
+            raise SystemExit("--largest needs a GPU: nothing says what is free elsewhere.")
         print(f"{options.who} {options.model} batch {batch}: {peak}", flush=True)
         return "failed" not in found
 

@@ -145,7 +145,9 @@ def main(arguments=None):
     output = options.output or RESULTS / f"speed_{card()}.json"
     results = read(output)
     call, start = datetime.datetime.now(datetime.UTC), time.monotonic()
+    asked = failed = 0
     for kinds, model, who in PLAN:
+        asked += any(re.search(options.cases, f"{kind}/{model}/{who}") for kind in kinds)
         kinds = due(kinds, model, who, options, results["cases"])
         if not kinds:
             continue
@@ -161,9 +163,13 @@ def main(arguments=None):
             found |= {"call": call.isoformat(timespec="seconds"), "process_seconds": seconds}
             results["cases"][name] = found
             print(line(results, name), flush=True)
+            failed += "failed" in found
         output.parent.mkdir(parents=True, exist_ok=True)
         write(output, results)
+    if not asked:
+        parser.error(f"no case matches {options.cases!r}; --list prints all")
+    return int(failed > 0)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -182,12 +182,14 @@ def split(readme):
 
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of speed_*.json")
     parser.add_argument(
         "--write", type=Path, metavar="README", help="put the section into the file"
     )
     parser.add_argument("--check", type=Path, metavar="README", help="exit with 1 if it differs")
     options = parser.parse_args(arguments)
+    if not options.results.is_dir():
+        parser.error(f"--results {options.results}: no such folder")
     made = text(options.results)
     if options.write:
         before, _, after = split(options.write.read_text())

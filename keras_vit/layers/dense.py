@@ -32,8 +32,8 @@ class Dense(keras.layers.Dense):
 
     def call(self, inputs, training=None):
         product = _PRODUCTS.get(keras.backend.backend())
-        plain = product is None or isinstance(inputs, keras.KerasTensor) or self.bias is None
-        if plain or len(inputs.shape) != 2:
+        symbolic = isinstance(inputs, keras.KerasTensor)
+        if product is None or symbolic or self.bias is None or len(inputs.shape) != 2:
             return super().call(inputs, training=training)
         bias, kernel = (ops.convert_to_tensor(x) for x in (self.bias, self.kernel))
         if not inputs.dtype == kernel.dtype == bias.dtype:  # Keras promotes

@@ -111,6 +111,7 @@ class MLP(keras.layers.Layer):
 
     @activation.setter
     def activation(self, name):
+        """Sets it by name."""
         self.fc1.activation = ACTIVATIONS[name]
 
     def _dense(self, units, name):

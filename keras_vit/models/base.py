@@ -17,6 +17,7 @@ from keras_vit.engines.model_hooks import SpreadsOut
 from keras_vit.layers.pixel_scaling import PIXEL_RANGES, check_channels
 from keras_vit.models import compiled
 from keras_vit.models.listed import Listed
+from keras_vit.models.quantized import quantize_again, quantized_layers
 from keras_vit.optimizers import AdamW
 
 CLASSIFIER_ACTIVATIONS = (None, "softmax", "sigmoid")
@@ -76,7 +77,8 @@ class FlatModel(Listed, SpreadsOut, keras.Model):
         Args:
             *args: as in `keras.Model.compile`.
             **kwargs: as in `keras.Model.compile`. On PyTorch, `jit_compile` is about blocks, not
-                about whole steps, see `keras_vit.models.compiled`; "auto" says yes on GPUs.
+                about whole steps, see `keras_vit.models.compiled`; "auto" says yes on GPUs. What is
+                compiled has no gradients of gradients, which need False.
         """
         compiled.forget(self)
         super().compile(*args, **kwargs)
@@ -108,13 +110,15 @@ class FlatModel(Listed, SpreadsOut, keras.Model):
         return self._flat_config
 
     def get_config(self):
-        """Returns all constructor arguments, and which layers are frozen."""
+        """Returns all constructor arguments, and which layers are frozen or quantized."""
+        quantized = quantized_layers(self)
         return {
             **self._flat_config,
             "dtype": keras.dtype_policies.serialize(self.dtype_policy),
             "name": self.name,
             "trainable": self.trainable,
             "frozen_layers": [layer.name for layer in self.layers if not layer.trainable],
+            **({"quantized_layers": quantized} if quantized else {}),
         }
 
     def get_compile_config(self):
@@ -130,12 +134,14 @@ class FlatModel(Listed, SpreadsOut, keras.Model):
         arguments = dict(config)
         trainable = arguments.pop("trainable", True)
         frozen = set(arguments.pop("frozen_layers", ()))
+        quantized = arguments.pop("quantized_layers", {})
         if isinstance(arguments.get("dtype"), dict):
             arguments["dtype"] = keras.dtype_policies.deserialize(arguments["dtype"])
         model = cls(**arguments)
         model.trainable = trainable
         for layer in model.layers if frozen else ():
             layer.trainable = layer.name not in frozen
+        quantize_again(model, quantized)
         return model
 
     def save(self, filepath, *args, **kwargs):

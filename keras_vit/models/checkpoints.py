@@ -20,6 +20,7 @@ from keras_vit.models.base import FlatModel
 from keras_vit.models.download import resolve_source
 from keras_vit.models.file_config import class_of, config_of
 from keras_vit.models.filling import fill, variables_of
+from keras_vit.models.quantized import check_in_floats
 
 # Stands for "as in the file", where None means something else.
 AS_IN_FILE: Any = "as in the file"
@@ -162,6 +163,7 @@ def to_checkpoint(
     transformers' `ViTModel` of a model without a head wants `add_pooling_layer=False`.
     """
     _check_model(model)
+    check_in_floats(model, "to_checkpoint")
     config = dict(model.flat_config)
     variables = variables_of(model)
     names = None if class_names is None else _checked_names(class_names, config["num_classes"])

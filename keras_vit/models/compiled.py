@@ -300,4 +300,5 @@ def _factors(rates, inputs) -> Sequence[Any]:
     if not rates:
         return ()
     kept = 1.0 - torch.tensor(rates).to(inputs.device, non_blocking=True)[:, None]
-    return (torch.rand(len(rates), len(inputs), device=inputs.device) < kept) / kept
+    drawn = torch.rand(len(rates), len(inputs), device=inputs.device) < kept
+    return (drawn / kept).unbind()

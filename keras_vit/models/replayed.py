@@ -38,8 +38,8 @@ def _in_group() -> bool:
 class Replay:
     """A function of tensors, forward and backward, as CUDA graphs.
 
-    Its inside, its gradients and what it keeps for the backward pass lie where the next call
-    writes. So a second call has to wait for the first one's backward pass.
+    Its inside and what it keeps for the backward pass lie where the next call writes. So a second
+    call has to wait for the first one's backward pass.
 
     Args:
         function: takes the inputs and then the weights, returns a list of tensors.
@@ -120,7 +120,9 @@ class Replay:
         return [x.clone() for x in self._outputs], self._differentiable
 
     def run_backward(self, gradients: Sequence[Any]) -> list[Any]:
-        """Gradients of all arguments, `None` for those that have none."""
+        """Gradients of all arguments, in memory of their own; `None` for those that have none."""
+        import torch
+
         arrived = [
             gradient
             for gradient, counts in zip(gradients, self._differentiable, strict=True)
@@ -130,9 +132,9 @@ class Replay:
             place.copy_(value)
         self._backward.replay()
         self.free = True
-        leaving = iter(self._leaving)
-        found = [next(leaving) if trained else None for trained in self._trained]
-        return [None if gradient is None else gradient.detach() for gradient in found]
+        copies = iter(torch._foreach_mul([x for x in self._leaving if x is not None], 1.0))
+        leaving = iter([None if x is None else next(copies) for x in self._leaving])
+        return [next(leaving) if trained else None for trained in self._trained]
 
 
 def _node() -> Any:

@@ -12,6 +12,7 @@ import numpy as np
 from keras_vit import _checks
 from keras_vit.checkpoints.adapt import resample_axis, resample_positions
 from keras_vit.models.base import FlatModel
+from keras_vit.models.quantized import check_in_floats
 from keras_vit.models.vit import VisionTransformer
 
 HEAD_LAYERS = ("pre_logits", "head", "head_dist")
@@ -79,6 +80,7 @@ def _check_model(model) -> None:
             "`model` must be a keras_vit VisionTransformer or BiTResNet. "
             f"Received: model of type {type(model).__name__}"
         )
+    check_in_floats(model, "To rebuild a model")
 
 
 def _rebuild(model: FlatModel, changes: dict, fresh: tuple[str, ...]) -> FlatModel:

@@ -11,7 +11,7 @@ import keras
 
 # Attributes of layers that no graph depends on; some change with each call.
 _IMMATERIAL = {"name", "build", "built", "quantize", "training", "supports_jit"}
-_IMMATERIAL |= {"call_signature_parameters", "autocast"}
+_IMMATERIAL |= {"call_signature_parameters"}
 _IMMATERIAL_ENDINGS = ("_initializer", "_constraint", "l_regularizer", "s_regularizer")
 _WRAPPERS = ("Lambda", "TorchModuleWrapper")  # Keras' layers of functions and modules
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -132,4 +132,4 @@ def _same(found: list[Any], expected: list[Any]) -> bool:
 
 
 def _kind(value) -> tuple[Any, ...]:
-    return value.dtype, value.device
+    return value.dtype, value.device, value.stride()

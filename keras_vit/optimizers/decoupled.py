@@ -81,6 +81,10 @@ class DecoupledOptimizer(keras.optimizers.Optimizer):
         self._state = {name: self.add_optimizer_variables(variables, name) for name in names}
         self._decays = [bool(re.search(self.decayed, variable.path)) for variable in variables]
         self._rates = [self.multipliers.get(variable.path, 1.0) for variable in variables]
+        # Scales of float8, whose "gradients" are their next values.
+        self._overwrites = [
+            getattr(variable, "overwrite_with_gradient", False) for variable in variables
+        ]
 
     def add_variable_from_reference(self, reference_variable, name=None, initializer="zeros"):
         """Adds the state of a variable, cut over the devices as the engine says."""
@@ -97,7 +101,10 @@ class DecoupledOptimizer(keras.optimizers.Optimizer):
 
     @property
     def averages(self):
-        """The averages of the trainable variables, in their order; empty without `ema_decay`."""
+        """The averages of the trainable variables, in their order; empty without `ema_decay`.
+
+        `None` for scales of float8, which have none.
+        """
         return self._state.get("average", []) if self.built else []
 
     @property
@@ -111,10 +118,27 @@ class DecoupledOptimizer(keras.optimizers.Optimizer):
             trainable_variables = list(trainable_variables)
             if not self.built:
                 self.build(trainable_variables)
-            indices = [self._get_variable_index(variable) for variable in trainable_variables]
+            indices = [self._index_of(variable) for variable in trainable_variables]
         else:
             indices = list(range(len(grads)))
-        super().apply(self._prepared(list(grads), indices), trainable_variables)
+        grads = list(grads)
+        overwritten = [i for i, index in enumerate(indices) if self._overwrites[index]]
+        values = [grads[i] for i in overwritten]
+        for i in overwritten:
+            grads[i] = None
+        grads = self._prepared(grads, indices)
+        for i, value in zip(overwritten, values, strict=True):
+            grads[i] = value
+        super().apply(grads, trainable_variables)
+
+    def _index_of(self, variable):
+        try:
+            return self._get_variable_index(variable)
+        except KeyError:
+            raise ValueError(
+                f"The optimizer was built without variable {variable.path!r}. After layers were "
+                "frozen, unfrozen, added or quantized, call `compile` again, with a new optimizer."
+            ) from None
 
     def _prepared(self, grads, indices):
         """The gradients that `update_step` gets: summed so far, or averaged and clipped if due."""
@@ -219,7 +243,8 @@ class AdamW(DecoupledOptimizer):
         beta_1: decay of the gradients' average.
         beta_2: decay of their squares' average.
         epsilon: added to the root of the latter, after the correction of its bias.
-        **kwargs: of `DecoupledOptimizer`.
+        **kwargs: `weight_decay`, `decayed`, `multipliers`, `clip_norm`, `accumulation_steps`,
+            `ema_decay` and `name`, see `keras_vit.optimizers.decoupled.DecoupledOptimizer`.
 
     Raises:
         ValueError: on arguments out of range.
@@ -269,7 +294,7 @@ class SGD(DecoupledOptimizer):
     Args:
         learning_rate: float or schedule.
         momentum: decay of the gradients' sum; 0 for plain gradient descent.
-        **kwargs: of `DecoupledOptimizer`.
+        **kwargs: as for `AdamW`.
 
     Raises:
         ValueError: on arguments out of range.

@@ -54,16 +54,20 @@ def update(
     """
     torch = _torch()
     indices = [optimizer._get_variable_index(variable) for variable in variables]
-    with as_ever():  # hundreds of calls
-        gradients = [g.to(v._value.dtype) for g, v in zip(gradients, variables, strict=True)]
     weights = _values(variables)
     state = {
         name: _values([slots[index] for index in indices])
         for name, slots in optimizer._state.items()
     }
+    with torch.no_grad(), as_ever():  # hundreds of calls
+        gradients = [_like(w, g.to(w.dtype)) for g, w in zip(gradients, weights, strict=True)]
+        for values in state.values():
+            for weight, value in zip(weights, values, strict=True):
+                if value.stride() != weight.stride():
+                    value.data = _like(weight, value)
     step = ops.cast(optimizer.iterations, "float32") + 1.0
     with torch.no_grad():
-        for (factor, decays), members in _groups(optimizer, indices).items():
+        for (factor, decays, _), members in _groups(optimizer, indices, weights).items():
             optimizer._update_list(
                 [weights[i] for i in members],
                 [gradients[i] for i in members],
@@ -90,11 +94,19 @@ def _values(variables) -> list[torch.Tensor]:
     return [variable._value for variable in variables]
 
 
-def _groups(optimizer, indices) -> dict[tuple[float, bool], list[int]]:
+def _like(weight, value) -> torch.Tensor:
+    """The value laid out as the weight is: kernels of lists go by places in memory."""
+    if value.stride() == weight.stride():
+        return value
+    return _torch().empty_like(weight, dtype=value.dtype).copy_(value)
+
+
+def _groups(optimizer, indices, weights) -> dict[tuple[float, bool, Any], list[int]]:
     """Places of the variables, by what their update depends on."""
-    found: dict[tuple[float, bool], list[int]] = {}
+    found: dict[tuple[float, bool, Any], list[int]] = {}
     for place, index in enumerate(indices):
-        found.setdefault((optimizer._rates[index], optimizer._decays[index]), []).append(place)
+        key = optimizer._rates[index], optimizer._decays[index], weights[place].dtype
+        found.setdefault(key, []).append(place)
     return found
 
 

@@ -27,6 +27,8 @@ def swap_averages(model: keras.Model) -> None:
     if not optimizer.built or int(optimizer.iterations) == 0:
         return
     for variable, average in zip(model.trainable_variables, optimizer.averages, strict=True):
+        if average is None:
+            continue
         value = keras.ops.copy(variable)
         variable.assign(keras.ops.copy(average))
         average.assign(value)

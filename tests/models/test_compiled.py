@@ -248,7 +248,7 @@ def test_drop_path_draws_anew_and_by_block(quick):
 
 
 def test_drop_path_keeps_the_mean(quick):
-    factors = compiled._factors([0.5, 0.1], torch.zeros(20000))
+    factors = torch.stack(compiled._factors([0.5, 0.1], torch.zeros(20000)))
     assert_close(factors.mean(dim=1), [1.0, 1.0], 0.03)
     assert sorted(set(factors[0].tolist())) == [0.0, 2.0]
     assert float((factors[1] == 0).float().mean()) == pytest.approx(0.1, abs=0.01)
@@ -382,6 +382,26 @@ def test_changes_between_steps_are_seen(quick, monkeypatch):
     # If it goes on like that, to compile does not pay.
     fit(model, 3, callbacks=[Schedule()])
     assert chains(model) == []
+
+
+def test_another_order_of_memory_is_seen():
+    """By Inductor itself, whose code checks strides."""
+    model = vit(num_layers=1)
+    harness.randomize(model)
+    expected = predict(model)
+    assert is_compiled(model)
+    value = model.encoder_blocks[0].mlp.fc1.kernel._value
+    value.data = value.data.t().contiguous().t()
+    assert_close(predict(model), expected)
+
+
+def test_autocast_is_seen(quick):
+    model = vit(dtype="mixed_bfloat16", num_layers=1)
+    harness.randomize(model)
+    before = predict(model)
+    model.encoder_blocks[0].mlp.fc1.autocast = False
+    assert (predict(model) != before).any()
+    assert_close(predict(model), layer_by_layer(model))
 
 
 def test_frozen_layers(quick):

@@ -1,5 +1,7 @@
 """Steps as CUDA graphs: who calls them and when, and on a GPU what they compute."""
 
+import types
+
 import keras
 import numpy as np
 import pytest
@@ -137,6 +139,19 @@ def test_where_recording_fails(stand, monkeypatch):
     with pytest.warns(UserWarning, match="not replayed as CUDA graphs: CUDA out of memory"):
         losses = fit(model)
     assert losses[-1] < losses[0]
+
+
+def test_gradients_outlast_the_next_backward_pass():
+    """Else a gradient that is kept, or added to, would turn into the next one."""
+    replay = object.__new__(replayed.Replay)
+    place = torch.tensor([1.0, -0.0])
+    replay._differentiable, replay._arriving = [True], [torch.zeros(2)]
+    replay._leaving, replay._trained = [place, None], [True, False, True]
+    replay._backward = types.SimpleNamespace(replay=lambda: place.mul_(2.0))
+    first, *rest = replay.run_backward([torch.ones(2)])
+    assert rest == [None, None]
+    replay.run_backward([torch.ones(2)])
+    assert first.tolist() == [2.0, -0.0] and place.tolist() == [4.0, -0.0]
 
 
 def test_affordable():

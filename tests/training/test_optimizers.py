@@ -310,6 +310,16 @@ def test_bad_arguments(arguments, words):
         AdamW(0.1, **arguments)
 
 
+def test_an_unknown_variable_is_named():
+    """As after layers were unfrozen without `compile`."""
+    known = keras.Variable(noise((3,)), name="known")
+    optimizer = AdamW(0.1)
+    optimizer.build([known])
+    new = keras.Variable(noise((3,)), name="new")
+    with pytest.raises(ValueError, match="built without variable '.*new'.*`compile` again"):
+        optimizer.apply([keras.ops.ones(3)], [new])
+
+
 def test_averages_need_an_optimizer_that_has_them():
     with pytest.raises(ValueError, match="keeps no averages"):
         swap_averages(tiny())

@@ -140,3 +140,34 @@ def test_float16_skips_what_is_not_finite(name):
     MAKE[name]().apply([torch.full(tuple(v.shape), 1.0) for v in other], other)
     for variable, value in zip(trained, other, strict=True):
         np.testing.assert_allclose(variable.numpy(), value.numpy(), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_weights_in_another_order_of_memory(name):
+    """As `model.to(memory_format=torch.channels_last)` leaves them, their states as they were."""
+    found = []
+    for moved in (False, True):
+        variable = keras.Variable(harness.noise((2, 3, 4, 5)), name="kernel")
+        optimizer = MAKE[name]()
+        gradients = [torch.as_tensor(harness.noise((2, 3, 4, 5), str(i))) for i in range(3)]
+        optimizer.apply(gradients[:1], [variable])
+        if moved:
+            value = variable._value
+            value.data = value.data.contiguous(memory_format=torch.channels_last)
+        for gradient in gradients[1:]:
+            optimizer.apply([gradient], [variable])
+        found.append(harness.numpy(variable))
+    np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_variables_of_two_dtypes(name, one_by_one):
+    def mixed():
+        return [*variables("bfloat16")[:2], *variables()[2:]]
+
+    found = steps(MAKE[name](), mixed())
+    with one_by_one():
+        expected = steps(MAKE[name](), mixed())
+    for (name, one), other in zip(found.items(), expected.values(), strict=True):
+        exact = "other" in name or "scale" in name  # not bfloat16, which has 8 bits
+        np.testing.assert_allclose(one, other, rtol=1e-5 if exact else 2**-4, atol=1e-2)
