@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from keras_vit.optimizers.torch_updates import scaled
+
 # Of the GPU's memory: while graphs are recorded, what a step needs is there twice.
 SHARE = 0.4
 _WARM_UP = 2  # calls before recording, in which libraries choose kernels and take memory
@@ -121,8 +123,6 @@ class Replay:
 
     def run_backward(self, gradients: Sequence[Any]) -> list[Any]:
         """Gradients of all arguments, in memory of their own; `None` for those that have none."""
-        import torch
-
         arrived = [
             gradient
             for gradient, counts in zip(gradients, self._differentiable, strict=True)
@@ -132,7 +132,7 @@ class Replay:
             place.copy_(value)
         self._backward.replay()
         self.free = True
-        copies = iter(torch._foreach_mul([x for x in self._leaving if x is not None], 1.0))
+        copies = iter(scaled([x for x in self._leaving if x is not None], 1.0))
         leaving = iter([None if x is None else next(copies) for x in self._leaving])
         return [next(leaving) if trained else None for trained in self._trained]
 
