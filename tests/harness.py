@@ -22,6 +22,8 @@ ROOT = Path(__file__).resolve().parents[1]
 BACKEND = keras.backend.backend()
 BACKENDS = ("tensorflow", "jax", "torch")
 POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
+TINY_VIT = {"image_shape": (16, 16, 3), "patch_size": 8, "hidden_dim": 16, "num_layers": 2}
+TINY_VIT |= {"num_heads": 2, "mlp_dim": 32, "num_classes": 3}
 
 # Layers that do not follow the policy, and why: the head and what follows it stay in float32,
 # since half-precision logits cost accuracy and the softmax needs their differences.

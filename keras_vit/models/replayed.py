@@ -55,6 +55,12 @@ class Replay:
     def __init__(self, function: Callable, inputs: Sequence[Any], weights: Sequence[Any]):
         import torch
 
+        with torch.cuda.device(inputs[0].device):
+            self._record(function, inputs, weights)
+
+    def _record(self, function, inputs, weights) -> None:
+        import torch
+
         self.free = True
         self._inputs = [x.detach().clone().requires_grad_(x.requires_grad) for x in inputs]
         self._places = [weight.data_ptr() for weight in weights]

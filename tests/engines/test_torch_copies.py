@@ -2,6 +2,7 @@
 
 import warnings
 
+import harness
 import keras
 import numpy as np
 import pytest
@@ -15,11 +16,8 @@ pytestmark = pytest.mark.skipif(
     keras.backend.backend() != "torch", reason="of the PyTorch backend alone"
 )
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-VIT = {"image_shape": (16, 16, 3), "patch_size": 8, "hidden_dim": 16, "num_layers": 2}
-VIT |= {"num_heads": 2, "mlp_dim": 32, "num_classes": 3}
-RANDOM = np.random.default_rng(0)
-X = RANDOM.integers(0, 256, (22, 16, 16, 3)).astype("uint8")
-Y = RANDOM.integers(0, 3, 22)
+X = harness.pixels((22, 16, 16, 3)).astype("uint8")
+Y = np.arange(22) % 3
 
 
 class Late:
@@ -55,7 +53,7 @@ def test_keras_reads_logs_that_are_on_their_way(monkeypatch):
         else:
             monkeypatch.undo()
         keras.utils.set_random_seed(0)
-        found.append(results(keras_vit.VisionTransformer(**VIT)))
+        found.append(results(keras_vit.VisionTransformer(**harness.TINY_VIT)))
     np.testing.assert_array_equal(*found)
     assert len(found[0]) == 14
 
@@ -107,7 +105,7 @@ def test_numbers_go_by_way_of_pinned_memory(monkeypatch):
 @on_gpu
 @pytest.mark.parametrize("options", [{}, {"drop_path_rate": 0.2}], ids=str)
 def test_no_step_waits_for_the_gpu(options):
-    model = keras_vit.VisionTransformer(**VIT, **options)
+    model = keras_vit.VisionTransformer(**harness.TINY_VIT, **options)
     model.fit(X, Y, 4, verbose=0)
     batch = torch.as_tensor(X[:4]).cuda(), torch.as_tensor(Y[:4]).cuda()
     model.make_train_function()

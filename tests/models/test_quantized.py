@@ -8,8 +8,6 @@ import pytest
 import keras_vit
 from keras_vit.training import AdamW, swap_averages
 
-VIT = {"image_shape": (16, 16, 3), "patch_size": 8, "hidden_dim": 16, "num_layers": 2}
-VIT |= {"num_heads": 2, "mlp_dim": 32, "num_classes": 3}
 BLOCKS = r"(qkv|out|fc1|fc2)$"
 X = harness.pixels((4, 16, 16, 3))
 Y = np.arange(4) % 3
@@ -17,7 +15,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Layer .* does not have a `quanti
 
 
 def quantized(mode, **options):
-    model = keras_vit.VisionTransformer(**VIT)
+    model = keras_vit.VisionTransformer(**harness.TINY_VIT)
     harness.randomize(model)
     model.quantize(mode, filters=BLOCKS, **options)
     return model
@@ -58,7 +56,7 @@ def test_float8_trains():
     losses = []
     for mode in ("float8", None):
         keras.utils.set_random_seed(0)
-        model = keras_vit.VisionTransformer(**VIT)
+        model = keras_vit.VisionTransformer(**harness.TINY_VIT)
         harness.randomize(model)
         if mode:
             model.quantize(mode, filters=BLOCKS)

@@ -2,24 +2,21 @@
 
 import types
 
+import harness
 import keras
 import numpy as np
 import pytest
 
 import keras_vit
 from keras_vit.models import compiled, replayed
-from tests import harness
 
 torch = pytest.importorskip("torch", reason="CUDA graphs are PyTorch's")
 pytestmark = pytest.mark.skipif(
     keras.backend.backend() != "torch", reason="other backends start whole steps by themselves"
 )
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-VIT = {"image_shape": (16, 16, 3), "patch_size": 8, "hidden_dim": 16, "num_layers": 2}
-VIT |= {"num_heads": 2, "mlp_dim": 32, "num_classes": 3}
-RANDOM = np.random.default_rng(0)
-X = RANDOM.integers(0, 256, (22, 16, 16, 3)).astype("uint8")
-Y = RANDOM.integers(0, 3, 22)
+X = harness.pixels((22, 16, 16, 3)).astype("uint8")
+Y = np.arange(22) % 3
 
 
 class Stand:
@@ -59,7 +56,7 @@ def stand(monkeypatch):
 def vit(**options):
     jit_compile = options.pop("jit_compile", True)
     keras.utils.set_random_seed(0)
-    model = keras_vit.VisionTransformer(**{**VIT, **options})
+    model = keras_vit.VisionTransformer(**{**harness.TINY_VIT, **options})
     harness.randomize(model)
     model.compile(
         keras_vit.optimizers.AdamW(1e-3, weight_decay=0.05, clip_norm=1.0),
@@ -178,3 +175,16 @@ def test_second_call_before_the_first_ones_backward_pass_on_gpu(monkeypatch):
     fit(model, 3)
     assert len(counted) == 15 - (compiled.STEPS_BEFORE_REPLAY - 1)
     assert all(np.isfinite(harness.numpy(variable)).all() for variable in model.variables)
+
+
+@on_gpu
+def test_dropout_draws_anew_on_gpu():
+    """In each replay, as kernel by kernel."""
+    model = vit(dropout_rate=0.5)
+    model.optimizer.learning_rate = 0.0
+    losses = []
+    keep = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: losses.append(logs["loss"])
+    )
+    model.fit(X[:4], Y[:4], 4, epochs=30, verbose=0, callbacks=[keep])
+    assert len(set(losses)) == 30
