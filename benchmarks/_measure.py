@@ -177,6 +177,13 @@ def peak_gib(device):
     return None if found is None else round(found / GIB, 3)
 
 
+def _portable(line):
+    """A message without the folders of this machine."""
+    for folder in filter(None, sys.path):
+        line = line.replace(f"{folder}{os.sep}", "")
+    return line
+
+
 @contextlib.contextmanager
 def record(who, device, options):
     """What a case found: yields a dict to be completed, then writes it.
@@ -205,7 +212,8 @@ def record(who, device, options):
             found["ceiling_tflops"] = round(ceiling_tflops(device, options.precision), 2)
         yield found
     found["messages"] = len(messages.lines)
-    found["message_lines"] = [line[:WIDTH] for line in dict.fromkeys(messages.lines)][:KEPT_LINES]
+    lines = [_portable(line)[:WIDTH] for line in dict.fromkeys(messages.lines)]
+    found["message_lines"] = lines[:KEPT_LINES]
     text = json.dumps(found)
     if options.json:
         options.json.write_text(text + "\n")
