@@ -9,7 +9,7 @@ import pytest
 from keras_vit.cli.main import main
 from keras_vit.planning.devices import GIB
 
-G14 = ["plan", "--model", "vit_g14", "--devices", "8xH100-80G", "--batch", "1024"]
+G14 = ["plan", "--model", "vit_g14", "--devices", "8xH100-80G", "--batch", "2048"]
 TINY = ["plan", "--model", "ti16", "--devices", "1xL4-24G", "--batch", "8"]
 VIT_22B = ["hidden_dim=6144", "num_layers=48", "num_heads=48", "mlp_dim=24576", "qk_norm=True"]
 
@@ -104,7 +104,7 @@ def test_number_of_devices_with_memory(capsys):
 
 
 def test_note_on_jax_share_of_memory(capsys):
-    command = ["plan", "--model", "vit_g14", "--devices", "8xH100-80G", "--batch", "768"]
+    command = ["plan", "--model", "vit_g14", "--devices", "8xH100-80G", "--batch", "896"]
     assert any("XLA_PYTHON_CLIENT_MEM_FRACTION" in note for note in plan(capsys, *command)["notes"])
     assert not plan(capsys, *command, "--backend", "torch", "--remat")["notes"]
 
