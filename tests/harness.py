@@ -4,6 +4,7 @@ No product class lives here. `run` and `gradients` are the places that know the 
 is plain Keras and NumPy.
 """
 
+import importlib.util
 import inspect
 import json
 import os
@@ -17,6 +18,7 @@ import keras_vit  # isort: skip  # chooses the backend, so it comes before Keras
 
 import keras
 import numpy as np
+import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 BACKEND = keras.backend.backend()
@@ -31,6 +33,12 @@ FLOAT32_LAYERS = ("head", "head_dist", "distillation_mean", "logits", "features"
 
 
 # Values ------------------------------------------------------------------------------------
+
+
+def once(reason):
+    """Skips where the same tests run under PyTorch too, the quickest."""
+    elsewhere = BACKEND != "torch" and importlib.util.find_spec("torch") is not None
+    return pytest.mark.skipif(elsewhere, reason=reason)
 
 
 def numpy(tensor):

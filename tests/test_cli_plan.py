@@ -4,11 +4,13 @@ import json
 import subprocess
 import sys
 
+import harness
 import pytest
 
 from keras_vit.cli.main import main
 from keras_vit.planning.devices import GIB
 
+pytestmark = harness.once("plans are arithmetic: the same from any backend")
 G14 = ["plan", "--model", "vit_g14", "--devices", "8xH100-80G", "--batch", "2048"]
 TINY = ["plan", "--model", "ti16", "--devices", "1xL4-24G", "--batch", "8"]
 VIT_22B = ["hidden_dim=6144", "num_layers=48", "num_heads=48", "mlp_dim=24576", "qk_norm=True"]

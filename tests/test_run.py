@@ -107,5 +107,7 @@ def test_halves_have_every_test_once():
     first, second = (arguments for _, _, arguments in run.runs(["jax"], [])[:2])
     assert first == [f"--ignore={path}" for path in second]
     assert all((run.ROOT / path).exists() for path in second)
-    assert [backend for _, backend, _ in run.runs(["jax", "torch"], [])] == ["jax", "torch"] * 2
+    assert [backend for _, backend, _ in run.runs(["jax", "torch"], [])] == [
+        *("jax", "jax", "torch", "torch")
+    ]
     assert run.runs(["jax"], ["tests/test_run.py"]) == [("jax", "jax", ["tests/test_run.py"])]

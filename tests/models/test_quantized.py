@@ -1,5 +1,7 @@
 """Quantized models: saved and loaded as they are, and refused where floats are needed."""
 
+import functools
+
 import harness
 import keras
 import numpy as np
@@ -14,10 +16,11 @@ Y = np.arange(4) % 3
 pytestmark = pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize`")
 
 
-def quantized(mode, **options):
+@functools.cache
+def quantized(mode):
     model = keras_vit.VisionTransformer(**harness.TINY_VIT)
     harness.randomize(model)
-    model.quantize(mode, filters=BLOCKS, **options)
+    model.quantize(mode, filters=BLOCKS)
     return model
 
 
@@ -53,28 +56,24 @@ def test_what_needs_floats_says_so(name, do, tmp_path):
 
 def test_float8_trains():
     """Scales, whose next values come as gradients, are neither clipped nor averaged over."""
-    losses = []
-    for mode in ("float8", None):
-        keras.utils.set_random_seed(0)
-        model = keras_vit.VisionTransformer(**harness.TINY_VIT)
-        harness.randomize(model)
-        if mode:
-            model.quantize(mode, filters=BLOCKS)
-        model.compile(
-            AdamW(3e-3, clip_norm=0.5, ema_decay=0.9),
-            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        )
-        history = model.fit(X, Y, 4, epochs=8, verbose=0, shuffle=False)
-        losses.append(history.history["loss"])
-        if mode:
-            dense = model.encoder_blocks[0].mlp.fc1
-            pairs = zip(model.trainable_variables, model.optimizer.averages, strict=True)
-            known = {variable.path: average for variable, average in pairs}
-            scale = dense.inputs_scale
-            assert harness.numpy(dense.inputs_amax_history).max() > 0.1
-            assert known[scale.path] is None and known[dense.kernel.path] is not None
-            before = harness.numpy(model(X))
-            swap_averages(model)
-            assert np.abs(harness.numpy(model(X)) - before).max() > 1e-4
-    np.testing.assert_allclose(losses[0], losses[1], rtol=0.15)
-    assert losses[0][-1] < 0.8 * losses[0][0]
+    keras.utils.set_random_seed(0)
+    model = keras_vit.VisionTransformer(**harness.TINY_VIT)
+    harness.randomize(model)
+    model.quantize("float8", filters=BLOCKS)
+    model.compile(
+        AdamW(3e-3, clip_norm=0.5, ema_decay=0.9),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    losses = model.fit(X, Y, 4, epochs=8, verbose=0, shuffle=False).history["loss"]
+    assert losses[-1] < 0.8 * losses[0]
+    dense = model.encoder_blocks[0].mlp.fc1
+    # What its inputs came to at their largest, and the scale of that.
+    largest = float(harness.numpy(dense.inputs_amax_history).max())
+    assert 0.5 < largest < 10.0
+    assert float(harness.numpy(dense.inputs_scale)) == pytest.approx(largest / 448.0, rel=0.3)
+    pairs = zip(model.trainable_variables, model.optimizer.averages, strict=True)
+    known = {variable.path: average for variable, average in pairs}
+    assert known[dense.inputs_scale.path] is None and known[dense.kernel.path] is not None
+    before = harness.numpy(model(X))
+    swap_averages(model)
+    assert np.abs(harness.numpy(model(X)) - before).max() > 1e-4

@@ -1,5 +1,6 @@
 """Bytes a device: cases computed by hand, order of the options, measured peaks."""
 
+import harness
 import pytest
 
 from keras_vit.planning import fitting, state
@@ -10,6 +11,7 @@ from keras_vit.planning.model import complete
 from keras_vit.planning.setup import make
 from keras_vit.planning.speed import block_flops, forward_flops, speed
 
+pytestmark = harness.once("plans are arithmetic: the same from any backend")
 H100 = DEVICES["H100-80G"]
 # One block: 64 wide, MLP 128; 17 tokens of 8 x 8 pixels; 10 classes.
 SMALL = {
