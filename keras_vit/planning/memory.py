@@ -43,7 +43,7 @@ CUDA_CONTEXT = 700 * 2**20
 # cuBLAS' workspaces, which PyTorch's allocator counts: measured on an H200, between steps.
 CUBLAS = 70 * 2**20
 # Steps of PyTorch that need a smaller share of a GPU's memory are replayed as CUDA graphs, whose
-# gradients keep their places. As `models.replayed.SHARE`.
+# gradients keep their places and are copied at the end. As `models.replayed.SHARE`.
 REPLAYED_BELOW = 0.4
 _REST = "what is not in a part"
 
@@ -57,16 +57,16 @@ def memory(setup: Setup) -> Memory:
     Returns:
         Its memory on one device.
     """
-    torch = setup.way.backend == "torch"
-    found = _followed(setup, gradients_stay=torch and setup.count > 1)
-    if torch and setup.way.gpu and setup.count == 1:
+    found = _followed(setup)
+    if setup.way.backend == "torch" and setup.way.gpu and setup.count == 1:
         if found.peak < REPLAYED_BELOW * setup.device.memory:
-            return _followed(setup, gradients_stay=True)
+            return _followed(setup, replayed=True)
     return found
 
 
-def _followed(setup: Setup, gradients_stay: bool) -> Memory:
-    """As `memory`; gradients may lie ready from step to step."""
+def _followed(setup: Setup, replayed: bool = False) -> Memory:
+    """As `memory`; steps may be replayed."""
+    buckets = setup.way.backend == "torch" and setup.count > 1  # lie ready from step to step
     found = activations.of(setup)
     gradients = _gradients(setup, found.names)
     lasting = {
@@ -76,24 +76,24 @@ def _followed(setup: Setup, gradients_stay: bool) -> Memory:
     }
     base = sum(lasting.values()) + state.scalars(setup)
     total = sum(gradients.values())
-    base += total if gradients_stay else 0
+    base += total if buckets or replayed else 0
     base += CUBLAS if setup.way.backend == "torch" and setup.way.gpu else 0
 
     moments: dict[str, int] = {}
     kept = found.before + sum(found.kept) + found.behind
     if setup.way.backend == "torch":
         # Keras' step drops the last step's gradients between forward and backward pass.
-        before = 0 if gradients_stay else total
+        before = 0 if buckets else total
         moments["the forward pass"] = base + before + kept + found.held
     done = gradients[_REST]
     for index in reversed(range(len(found.kept))):
         kept -= found.kept[index]
         name = f"the backward pass of {found.names[index]}"
-        live = base + kept + (0 if gradients_stay else done)
+        live = base + kept + (0 if buckets or replayed else done)
         moments[name] = live + found.kept[index] + found.backward[index]
         done += gradients[found.names[index]]
     optimizer = _optimizer(setup, total)
-    moments["the optimizer"] = base + (0 if gradients_stay else total) + optimizer
+    moments["the optimizer"] = base + (0 if buckets else total) + optimizer
     moment = max(moments, key=lambda name: moments[name])
     rows = {
         **lasting,
