@@ -19,11 +19,13 @@ class State:
     Attributes:
         allowed: whether models are compiled.
         stepping: the model whose step of `fit` or its like this is, of which many follow.
+        unchanging: the model whose `predict` or `evaluate` runs, so that its weights stay.
         recording: `None`, or what layers tell of themselves while their work is recorded.
     """
 
     allowed: bool = False
     stepping: Any = None
+    unchanging: Any = None
     recording: Any = None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -10,7 +11,7 @@ import numpy as np
 from keras_vit import _compiling
 from keras_vit.engines.adoption import engine_for, entered, explained
 from keras_vit.engines.engine import current
-from keras_vit.engines.torch_copies import arriving, without_waiting
+from keras_vit.engines.torch_copies import arriving, arriving_outputs, without_waiting
 
 _Model = keras.Model if TYPE_CHECKING else object  # Keras must not take the mixin for a model
 
@@ -33,13 +34,13 @@ class SpreadsOut(_Model):
             try:
                 return super().fit(x, y, batch_size, *args, **kwargs)
             finally:
-                self._rest()
+                self._rest(trained=True)
 
     def evaluate(self, x=None, y=None, batch_size=None, *args, **kwargs):
         """As `keras.Model.evaluate`."""
         engine = engine_for(self)
         engine.check_data(x, batch_size)
-        with entered(engine), engine.guard(self):
+        with entered(engine), engine.guard(self), self._unchanging():
             return super().evaluate(x, y, batch_size, *args, **kwargs)
 
     def predict(self, x, batch_size=None, *args, **kwargs):
@@ -47,7 +48,7 @@ class SpreadsOut(_Model):
         engine = engine_for(self)
         engine.check_predict()
         engine.check_data(x, batch_size)
-        with entered(engine), engine.guard(self):
+        with entered(engine), engine.guard(self), self._unchanging():
             return super().predict(x, batch_size, *args, **kwargs)
 
     def predict_on_batch(self, x):
@@ -73,15 +74,23 @@ class SpreadsOut(_Model):
         """Looks at the model before a call of it: whether `models.compiled` may be asked."""
         return False
 
-    def _rest(self):
-        """Gives back what only the steps of one `fit` need."""
+    def _rest(self, trained):
+        """Gives back what only the steps of one `fit` (trained), or of one `predict`, need."""
+
+    @contextlib.contextmanager
+    def _unchanging(self):
+        try:
+            with _compiling.changed(unchanging=self):
+                yield
+        finally:
+            self._rest(trained=False)
 
     def make_train_function(self, force=False):
         """As in `keras.Model`; on GPUs PyTorch goes on while the logs come from there."""
         self.train_function = None if force else self.train_function
         if self.train_function is None:
             super().make_train_function()
-            self.train_function = _with_arriving_logs(self.train_function)
+            self.train_function = _then(arriving, self.train_function)
         return self.train_function
 
     def make_test_function(self, force=False):
@@ -89,8 +98,16 @@ class SpreadsOut(_Model):
         self.test_function = None if force else self.test_function
         if self.test_function is None:
             super().make_test_function()
-            self.test_function = _with_arriving_logs(self.test_function)
+            self.test_function = _then(arriving, self.test_function)
         return self.test_function
+
+    def make_predict_function(self, force=False):
+        """As `make_train_function`, of `predict`, whose outputs come from there."""
+        self.predict_function = None if force else self.predict_function
+        if self.predict_function is None:
+            super().make_predict_function()
+            self.predict_function = _then(arriving_outputs, self.predict_function)
+        return self.predict_function
 
     def train_step(self, *args):
         """A step of `fit`."""
@@ -150,10 +167,11 @@ class SpreadsOut(_Model):
         return found
 
 
-def _with_arriving_logs(function):
+def _then(send, function):
+    """A step of PyTorch whose results are sent on their way; another backend's as it is."""
     if keras.backend.backend() != "torch":
         return function
-    return lambda data: arriving(function(data))
+    return lambda data: send(function(data))
 
 
 def _assign(variables: list[Any], arrays: list[Any]) -> None:

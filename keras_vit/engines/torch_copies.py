@@ -12,7 +12,10 @@ import contextlib
 import functools
 from typing import Any
 
+import keras
 import numpy as np
+
+_MOST_PINNED = 2**26  # bytes of an output; a larger one takes its time in any case
 
 
 def without_waiting(device_type: str | None) -> contextlib.AbstractContextManager:
@@ -67,6 +70,47 @@ def arriving(logs: Any) -> Any:
     if not isinstance(logs, dict):
         return logs
     return {key: Arriving(value) if leaves(value) else value for key, value in logs.items()}
+
+
+def arriving_outputs(outputs: Any) -> Any:
+    """Outputs of a step of `predict`; those that lie on a GPU are on their way from there too."""
+    import torch
+
+    def leaf(value):
+        on_gpu = isinstance(value, torch.Tensor) and value.device.type == "cuda"
+        return _sent(value) if on_gpu and value.nbytes <= _MOST_PINNED else value
+
+    return keras.tree.map_structure(leaf, outputs)
+
+
+def _sent(tensor) -> Any:
+    """The tensor; its `cpu`, by which Keras makes arrays, waits for a copy that is under way."""
+    import torch
+
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    copy.copy_(tensor, non_blocking=True)
+    arrived = torch.cuda.Event(blocking=True)
+    arrived.record(torch.cuda.current_stream(tensor.device))
+    sent = tensor.detach().as_subclass(_sent_class())
+    sent.pinned, sent.arrived = copy, arrived
+    return sent
+
+
+@functools.cache
+def _sent_class() -> Any:
+    import torch
+
+    class Sent(torch.Tensor):
+        pinned = arrived = ordinary = None
+        __torch_function__ = torch._C._disabled_torch_function_impl  # results are plain tensors
+
+        def cpu(self, *args, **kwargs):
+            if self.pinned is not None:
+                self.arrived.synchronize()
+                self.ordinary, self.pinned = self.pinned.clone(), None  # there is little of that
+            return self.ordinary
+
+    return Sent
 
 
 @functools.cache

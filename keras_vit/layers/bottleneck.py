@@ -6,6 +6,7 @@ import keras
 from keras import ops
 
 from keras_vit import _checks
+from keras_vit.layers import feature_maps
 from keras_vit.layers.std_conv import STD_CONV_MODES, StdConv2D
 
 
@@ -113,10 +114,7 @@ class RootBlock(_ResNetLayer):
         x = self.conv(inputs)
         if self.norm is not None:
             x = ops.relu(self.norm(x))
-            return ops.max_pool(x, 3, strides=2, padding="same", data_format="channels_last")
-        # The map is not activated: padding with zeros would win over negative maxima.
-        x = ops.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=float("-inf"))
-        return ops.max_pool(x, 3, strides=2, padding="valid", data_format="channels_last")
+        return feature_maps.max_pool(x, self._padding)
 
     def compute_output_shape(self, input_shape):
         batch, height, width, _ = input_shape

@@ -6,9 +6,9 @@ import keras
 from keras import ops
 
 from keras_vit import _checks
+from keras_vit.layers import feature_maps
 
 STD_CONV_MODES = ("std", "variance")
-PADDINGS = ("same", "symmetric", "valid")
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
@@ -42,7 +42,7 @@ class StdConv2D(keras.layers.Conv2D):
     def __init__(
         self, filters, kernel_size, strides=1, padding="same", epsilon=1e-5, mode="std", **kwargs
     ):
-        self.padding_kind = _checks.choice("padding", padding, PADDINGS)
+        self.padding_kind = _checks.choice("padding", padding, feature_maps.PADDINGS)
         kwargs.setdefault("use_bias", False)
         kwargs.setdefault("kernel_initializer", "lecun_normal")
         super().__init__(
@@ -62,14 +62,11 @@ class StdConv2D(keras.layers.Conv2D):
         height, width = self.kernel_size
         return (height - 1) // 2, (width - 1) // 2
 
-    def call(self, inputs):
-        rows, columns = self._margins()
-        if rows or columns:
-            inputs = ops.pad(inputs, ((0, 0), (rows, rows), (columns, columns), (0, 0)))
-        return super().call(inputs)
-
     def convolution_op(self, inputs, kernel):
-        return super().convolution_op(inputs, self.standardized(kernel))
+        kernel = self.standardized(kernel)
+        return feature_maps.conv(
+            inputs, kernel, self.strides, self.padding_kind, self.dilation_rate
+        )
 
     def standardized(self, kernel):
         """The kernel `(height, width, in, out)` with mean 0 and variance 1 for each output."""

@@ -49,8 +49,8 @@ class FlatModel(Listed, SpreadsOut, keras.Model):
     def _ready(self):
         return compiled.ready(self)
 
-    def _rest(self):
-        compiled.rest(self)
+    def _rest(self, trained):
+        compiled.rest(self, trained=trained)
 
     def call(self, inputs, training=None, mask=None):
         """Runs the model; a ValueError names the shape that images must have."""

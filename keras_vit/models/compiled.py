@@ -63,16 +63,25 @@ class _Chain:
 
     Attributes:
         replay: a step as CUDA graphs, where there is one.
+        prepared: what the graphs need of weights, by part, while `predict` or `evaluate` runs.
+        versions: of the weights that it was made of.
     """
 
     steps: list[_Step]
     trained: int = 0
     replay: replayed.Replay | None = None
+    prepared: list[Sequence[Any] | None] | None = None
+    versions: list[int] = field(default_factory=list)
 
     @property
     def rates(self) -> list[float]:
         """Of DropPath in all parts."""
         return [rate for step in self.steps for rate in step.rates]
+
+    @property
+    def values(self) -> list[Any]:
+        """Of the weights of all parts."""
+        return [value for step in self.steps for value in step.part.values]
 
 
 @dataclass
@@ -118,10 +127,12 @@ def call(model: keras.Model, inputs: Any, training: bool | None) -> list[Any] | 
     if must_see_layers(inputs):
         return None
     with as_ever():
-        return _called(known, inputs, training, state.stepping is not None)
+        return _called(
+            known, inputs, training, state.stepping is not None, state.unchanging is model
+        )
 
 
-def _called(known, inputs, training, stepping) -> list[Any] | None:
+def _called(known, inputs, training, stepping, unchanging) -> list[Any] | None:
     mode, key = _key(known, inputs, training, stepping)
     known.uses += 1
     if key not in known.chains:
@@ -137,7 +148,9 @@ def _called(known, inputs, training, stepping) -> list[Any] | None:
         return None
     arguments = [inputs.contiguous(), *_factors(chain.rates, inputs)]
     *_, trains = mode
-    return _train(chain, arguments) if trains and training else _run(chain.steps, arguments)
+    if trains and training:
+        return _train(chain, arguments)
+    return _run(chain.steps, arguments, _prepared(chain) if unchanging else None)
 
 
 def ready(model: keras.Model) -> bool:
@@ -163,12 +176,19 @@ def seen(model: keras.Model) -> Watched | None:
     return None if known is None else known.watched
 
 
-def rest(model: keras.Model) -> None:
-    """Gives back what only steps one after another need, as `fit` has come to its end."""
+def rest(model: keras.Model, *, trained: bool) -> None:
+    """Gives back what only steps one after another need.
+
+    Args:
+        model: whose `fit`, `evaluate` or `predict` has come to its end.
+        trained: whether it was `fit`.
+    """
     known = _models.get(model)
     for chain in known.chains.values() if known is not None else ():
         if chain is not None:
-            chain.trained, chain.replay = 0, None
+            chain.prepared = None
+            if trained:
+                chain.trained, chain.replay = 0, None
 
 
 def forget(model: keras.Model) -> None:
@@ -249,7 +269,7 @@ def _recorded(part, x, training, stepping) -> tuple[Graph, list[float]]:
 
 def _train(chain: _Chain, arguments: list[Any]) -> list[Any]:
     """As `_run`; from some step on as CUDA graphs, where that is possible."""
-    values = [value for step in chain.steps for value in step.part.values]
+    values = chain.values
     chain.trained += 1
     if chain.trained == STEPS_BEFORE_REPLAY:
         chain.replay = _replay(chain, arguments, values)
@@ -263,7 +283,7 @@ def _replay(chain, arguments, values) -> replayed.Replay | None:
         return None
 
     def function(*given):
-        return _run(chain.steps, given[: len(arguments)], iter(given[len(arguments) :]))
+        return _run(chain.steps, given[: len(arguments)], values=iter(given[len(arguments) :]))
 
     try:
         return replayed.Replay(function, arguments, values)
@@ -272,24 +292,38 @@ def _replay(chain, arguments, values) -> replayed.Replay | None:
         return None
 
 
-def _run(steps: Sequence[_Step], arguments: Sequence[Any], values=None) -> list[Any]:
+def _prepared(chain: _Chain) -> list[Sequence[Any] | None]:
+    """What the graphs need of weights, made anew where a callback has changed some."""
+    versions = [value._version for value in chain.values]
+    if chain.prepared is None or chain.versions != versions:
+        chain.versions = versions
+        chain.prepared = [
+            None if step.graph is None else step.graph.prepared(step.part.values)
+            for step in chain.steps
+        ]
+    return chain.prepared
+
+
+def _run(steps: Sequence[_Step], arguments: Sequence[Any], prepared=None, values=None) -> list[Any]:
     """The outputs of the last part.
 
     Args:
         steps: parts.
         arguments: the first one's input, and the draws of all.
+        prepared: what the graphs need of weights, if that is there already.
         values: iterates over values that take the place of all weights.
     """
     x, *rest = arguments
     outputs, drawn = [x], iter(rest)
-    for step in steps:
+    for number, step in enumerate(steps):
         count = len(step.part.values)
         used = step.part.values if values is None else itertools.islice(values, count)
         if step.graph is None:
             outputs = keras.tree.flatten(step.part.model.call(outputs[0], training=step.training))
         else:
             factors = itertools.islice(drawn, len(step.rates))
-            outputs = step.graph.run(outputs[0], *factors, *used)
+            needed = step.graph.prepared(used) if prepared is None else prepared[number]
+            outputs = step.graph.run(outputs[0], *factors, *needed)
     return outputs
 
 

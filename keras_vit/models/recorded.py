@@ -6,12 +6,13 @@ import hashlib
 import operator
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
 
 from keras_vit import _compiling
+from keras_vit.models import folded
 from keras_vit.models.watched import foreign, layers_of
 
 
@@ -53,20 +54,44 @@ class Graph:
         arguments: example inputs.
         remat: whether the backward pass starts from the inputs alone.
         once: whether it runs once at most, so that it may write over what was kept for it.
+        moving: how many arguments come before the weights, where it has no gradients; `None`: where
+            it has some.
+
+    Attributes:
+        run: takes the arguments before the weights, and what `prepared` makes of these.
     """
 
-    def __init__(self, module, arguments, remat: bool, once: bool):
-        import torch
-        from torch._functorch import config
+    def __init__(self, module, arguments, remat: bool, once: bool, moving: int | None):
+        self._sources: list[int | None] | None = None
+        parts = None if moving is None else folded.split(module, moving)
+        if parts is not None:
+            first, self._sources, module = parts
+            weights = arguments[moving:]
+            self._prepare = _compiled(first, weights, remat, once)
+            arguments = [*arguments[:moving], *self.prepared(weights)]
+        self.run: Any = _compiled(module, arguments, remat, once)
 
-        # The share of what a backward pass would like to have kept.
-        budget = 0.0 if remat else 1.0
-        with config.patch(activation_memory_budget=budget, donated_buffer=once):
-            # Not `torch.compile`, which would check at each call what is known here.
-            with warnings.catch_warnings():
-                # That float32 is computed as float32 is no reason to warn.
-                warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)
-                self.run: Any = torch._inductor.compile(module, arguments)
+    def prepared(self, weights: Iterable[Any]) -> Sequence[Any]:
+        """What a run needs of weights, such as their copies in the compute dtype."""
+        given = list(weights)
+        if self._sources is None:
+            return given
+        made = iter(self._prepare(*given))
+        return [next(made) if number is None else given[number] for number in self._sources]
+
+
+def _compiled(module, arguments, remat, once) -> Any:
+    import torch
+    from torch._functorch import config
+
+    # The share of what a backward pass would like to have kept.
+    budget = 0.0 if remat else 1.0
+    with config.patch(activation_memory_budget=budget, donated_buffer=once):
+        # Not `torch.compile`, which would check at each call what is known here.
+        with warnings.catch_warnings():
+            # That float32 is computed as float32 is no reason to warn.
+            warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)
+            return torch._inductor.compile(module, arguments)
 
 
 _graphs: weakref.WeakValueDictionary[bytes, Graph] = weakref.WeakValueDictionary()
@@ -95,6 +120,7 @@ def record(
     if name is not None:
         raise Unrecordable(f"layer {name!r} is not one of Keras or keras_vit")
     draws, variables = Draws(), model.variables
+    differentiates = torch.is_grad_enabled()
     with torch.no_grad(), _compiling.changed(recording=draws):
         _pure(function, inputs, variables, values)
         factors = [torch.ones(inputs.shape[0], device=inputs.device) for _ in draws.rates]
@@ -109,11 +135,12 @@ def record(
         raise Unrecordable("a layer computes with parameters that Keras does not know")
     if remat and any(_draws(node) for node in module.graph.nodes):
         raise Unrecordable("dropout inside of a block with remat would draw other numbers again")
+    moving = None if differentiates else 1 + len(factors)
     digest = _digest(module, constants, (remat, once), [inputs, *values])
     graph = _graphs.get(digest)
     if graph is None:
         arguments = [inputs, *factors, *values]
-        graph = _graphs[digest] = Graph(module, arguments, remat, once)
+        graph = _graphs[digest] = Graph(module, arguments, remat, once, moving)
     return graph, draws.rates
 
 

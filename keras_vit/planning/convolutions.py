@@ -1,8 +1,8 @@
 """What root and bottleneck units keep: of BiT ResNets, and of the hybrids' stems.
 
 Read off `layers.bottleneck` and `layers.std_conv`, as `planning.block` is. On PyTorch a GroupNorm
-keeps its centred input in float32, ReLU its result, a convolution its input (a CPU's copy, or where
-it was padded) and its standardised kernel. XLA keeps what convolutions read and write.
+keeps its centred input in float32, ReLU its result, a convolution its input (one of its own where
+it was padded unevenly) and its standardised kernel. XLA keeps what convolutions read and write.
 """
 
 from __future__ import annotations
@@ -111,18 +111,13 @@ class _Layers:
     def conv_input(self, name: str, size: Size, channels: int, kernel: int, stride: int):
         """What a convolution keeps of its input beside the ReLU's result."""
         padded = self._padded(size, kernel, stride)
-        if not self.torch or (self.way.gpu and padded == size):
+        if not self.torch or padded == size:
             return []
         return [Kept(f"input of {name}", _map(padded, channels))]
 
     def _padded(self, size: Size, kernel: int, stride: int) -> Size:
         """The size of the input as the convolution gets it."""
-        if self.before:
-            margin = 2 * ((kernel - 1) // 2)
-            return size[0] + margin, size[1] + margin
-        if stride == 1:
-            return size  # padded inside
-        return _same(size, kernel)
+        return size if self.before or stride == 1 else _same(size, kernel)
 
     def conv_output(self, name: str, size: Size, channels: int) -> list[Kept]:
         return [] if self.torch else [Kept(f"result of {name}", _map(size, channels))]
@@ -140,9 +135,8 @@ class _Layers:
 
     def root(self, name: str, size: Size, half: Size, inputs: int, width: int) -> Part:
         """The first convolution and the max-pool."""
-        found = self.conv_input("the root", size, inputs, 7, 2)
-        if not self.torch:
-            found.append(Kept("images", _map(size, inputs)))
+        padded = self.conv_input("the root", size, inputs, 7, 2)
+        found = padded or [Kept("images", _map(size, inputs))]
         found += self.conv_output("the root", half, width)
         if not self.before:
             found += self.norm("the root's norm", half, width)
@@ -150,12 +144,9 @@ class _Layers:
         if self.torch:
             pooled = _halved(half)
             if self.before:
-                padded = (half[0] + 2, half[1] + 2)
+                found.append(Kept("input of the max-pool", _map(half, width)))
             else:
-                padded = _same(half, 3)
-                if padded != half:
-                    found.append(Kept("input of the padding", _map(half, width)))
-            found.append(Kept("input of the max-pool", _map(padded, width)))
+                found.append(Kept("result of the max-pool", _map(pooled, width)))
             found.append(Kept("places of the maxima", _map(pooled, width), "int64"))
         gradients = [Kept("gradients of the root", f"2B {half[0]} {half[1]} {width}")]
         return Part(name, found, self.kernel("the root", 7, inputs, width), gradients)

@@ -131,9 +131,9 @@ class Distiller(SpreadsOut, keras.Model):
     def _ready(self):
         return all([compiled.ready(model) for model in self._compiled_models()])
 
-    def _rest(self):
+    def _rest(self, trained):
         for model in self._compiled_models():
-            compiled.rest(model)
+            compiled.rest(model, trained=trained)
 
     def get_compile_config(self):
         """Returns the arguments of `compile`; whether to compile, each backend decides."""

@@ -64,6 +64,29 @@ def test_logs_on_a_cpu_stay_as_they_are():
     assert torch_copies.arriving(None) is None
 
 
+class Event:
+    waits = 0
+
+    def synchronize(self):
+        self.waits += 1
+
+
+def test_an_output_on_its_way_is_waited_for_once():
+    tensor = torch.arange(6.0).reshape(2, 3)
+    sent = tensor.as_subclass(torch_copies._sent_class())
+    sent.pinned, sent.arrived = tensor.clone(), Event()
+    for _ in range(2):
+        np.testing.assert_array_equal(sent.cpu(), tensor)
+    assert sent.arrived.waits == 1 and sent.pinned is None
+    assert keras.ops.is_tensor(sent) and type(sent + 1.0) is torch.Tensor
+
+
+def test_outputs_on_a_cpu_stay_as_they_are():
+    outputs = {"logits": torch.ones(2), "features": [torch.ones(3)]}
+    found = torch_copies.arriving_outputs(outputs)
+    assert found["logits"] is outputs["logits"] and found["features"][0] is outputs["features"][0]
+
+
 def test_nothing_changes_on_a_cpu():
     with torch_copies.without_waiting("cpu"):
         assert torch.tensor(1.0).device.type == "cpu"
@@ -118,6 +141,29 @@ def test_no_step_waits_for_the_gpu(options):
             logs = model.train_function([batch])
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    compiled.rest(model)
+    compiled.rest(model, trained=True)
     assert isinstance(logs["loss"], torch_copies.Arriving)
     assert np.isfinite(float(logs["loss"])) and np.array(logs["loss"]).dtype == "float32"
+
+
+@on_gpu
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+def test_predict_does_not_wait_for_the_gpu(dtype):
+    model = keras_vit.VisionTransformer(**harness.TINY_VIT, dtype=dtype)
+    harness.randomize(model)
+    whole = model.predict(X, 4, verbose=0)
+    images = torch.as_tensor(X[:4]).cuda()
+    model.make_predict_function()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # "synchronization debug mode is a prototype feature"
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        outputs = [model.predict_function([(images,)]) for _ in range(3)]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for sent in outputs:
+        assert sent.pinned is not None
+        expected = sent.as_subclass(torch.Tensor).cpu()
+        np.testing.assert_array_equal(keras.ops.convert_to_numpy(sent), expected)
+        np.testing.assert_array_equal(expected, whole[:4])
+    assert keras.ops.convert_to_numpy(sent) is not None and sent.pinned is None

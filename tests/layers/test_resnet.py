@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from keras_vit import layers
+from keras_vit.layers import feature_maps
 
 NORMS = {"groups": 2}
 
@@ -61,6 +62,66 @@ def test_padding_at_stride_2(padding, size, pads):
     kernel = standardize(harness.numpy(layer.kernel), 1e-5, "std")
     np.testing.assert_allclose(outputs, convolve(x, kernel, 2, pads), atol=1e-4)
     assert layer.compute_output_shape(x.shape) == outputs.shape
+
+
+@pytest.mark.parametrize("padding", feature_maps.PADDINGS)
+@pytest.mark.parametrize(
+    ("side", "strides", "rate"), [(1, (2, 2), 1), (7, (2, 2), 1), (3, (1, 2), 1), (3, (1, 1), 2)]
+)
+def test_convolution_is_that_of_keras(padding, side, strides, rate):
+    x, kernel = harness.noise((2, 9, 12, 4)), harness.noise((side, side, 2, 6), "kernel")
+    tensors = [keras.ops.convert_to_tensor(array) for array in (x, kernel)]
+    found = feature_maps.conv(*tensors, strides, padding, (rate, rate))
+    margin = (side - 1) // 2 if padding == "symmetric" else 0
+    padded = np.pad(x, ((0, 0), (margin, margin), (margin, margin), (0, 0)))
+    kind = "same" if padding == "same" else "valid"
+    options = {"padding": kind, "dilation_rate": rate, "data_format": "channels_last"}
+    # Strides of two kinds: every column is computed, and every second one taken.
+    expected = keras.ops.conv(padded, kernel, strides=1, **options)
+    if strides == (1, 1):
+        harness.assert_same(found, expected)
+    elif padding != "same":
+        harness.assert_same(found, expected[:, :: strides[0], :: strides[1]])
+    else:
+        expected = keras.ops.conv(padded, kernel, strides=list(strides), **options)
+        harness.assert_same(found, expected)
+
+
+@pytest.mark.parametrize("size", [(4, 5), (7, 8), (1, 2), (112, 3)])
+@pytest.mark.parametrize("padding", ["same", "symmetric"])
+def test_max_pool(padding, size):
+    x = harness.noise((2, *size, 3)) - 5.0  # zeros would win
+    found = harness.numpy(feature_maps.max_pool(keras.ops.convert_to_tensor(x), padding))
+    pads = [(1, 1) if padding == "symmetric" else (side % 2, 1) for side in size]
+    padded = np.pad(x, ((0, 0), *pads, (0, 0)), constant_values=-np.inf)
+    assert found.shape == (2, -(-size[0] // 2), -(-size[1] // 2), 3)
+    for i, j in np.ndindex(found.shape[1:3]):
+        window = padded[:, 2 * i : 2 * i + 3, 2 * j : 2 * j + 3]
+        np.testing.assert_array_equal(found[:, i, j], window.max((1, 2)))
+
+
+@pytest.mark.skipif(harness.BACKEND != "torch", reason="of PyTorch's two orders of memory")
+@pytest.mark.parametrize("preactivation", [False, True])
+def test_no_map_is_copied_to_another_order(preactivation):
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    copied = []
+
+    class Copies(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            outputs = func(*args, **(kwargs or {}))
+            if func.name() in ("aten::clone", "aten::copy_", "aten::constant_pad_nd"):
+                copied.append(tuple(outputs.shape))
+            return outputs
+
+    unit = layers.BottleneckUnit(8, 1, True, preactivation=preactivation, **NORMS)
+    root = layers.RootBlock(8, preactivation=preactivation, **NORMS)
+    x = harness.noise((2, 31, 31, 8))
+    unit(x), root(x)  # builds them
+    x = keras.ops.convert_to_tensor(x)
+    with Copies():
+        unit(x), root(x)
+    assert [shape for shape in copied if shape[0] == 2] == []
 
 
 def test_options_of_conv2d_remain():

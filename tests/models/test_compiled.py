@@ -36,11 +36,13 @@ def quick(monkeypatch):
     """Graphs run as they were recorded; a list of those that were compiled."""
     made = []
 
-    def compile(module, arguments):
-        made.append(module)
-        return module
+    class Graph(recorded.Graph):
+        def __init__(self, module, *args):
+            made.append(module)
+            super().__init__(module, *args)
 
-    monkeypatch.setattr("torch._inductor.compile", compile)
+    monkeypatch.setattr(recorded, "Graph", Graph)
+    monkeypatch.setattr("torch._inductor.compile", lambda module, arguments: module)
     gc.collect()  # graphs of other tests' models
     return made
 
@@ -437,6 +439,78 @@ def test_nothing_is_kept_for_frozen_blocks(quick):
         0
     ].requires_grad
     assert outputs.requires_grad
+
+
+# What is made of weights alone ------------------------------------------------------------------
+
+
+class Between(keras.callbacks.Callback):
+    """Calls a function before the second batch of `predict`."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def on_predict_batch_begin(self, batch, logs=None):
+        if batch == 1:
+            self.function(self.model)
+
+
+@pytest.fixture
+def preparations(monkeypatch):
+    """How often weights were prepared."""
+    made = []
+    prepared = recorded.Graph.prepared
+
+    def counted(self, weights):
+        made.append(1)
+        return prepared(self, weights)
+
+    monkeypatch.setattr(recorded.Graph, "prepared", counted)
+    return made
+
+
+@pytest.mark.parametrize("policy", harness.POLICIES)
+def test_weights_are_prepared_once_a_predict(quick, preparations, policy):
+    model = vit(dtype=policy)
+    harness.randomize(model)
+    expected = layer_by_layer(model)
+    first = predict(model)
+    assert_close(first, expected, 1e-5 if policy == "float32" else 0.05)
+    (chain,) = compiled._models[model].chains.values()
+    assert len(chain.steps) == 3 and chain.prepared is None
+    del preparations[:]
+    np.testing.assert_array_equal(predict(model), first)
+    model.evaluate(WHOLE, Y[:8], batch_size=4, verbose=0)
+    assert len(preparations) == 2 * 3  # of two batches each
+    assert chain.prepared is None
+
+
+def test_weights_are_prepared_again_where_a_callback_changes_them(quick, preparations):
+    def halve(model):
+        kernel = model.encoder_blocks[1].mlp.fc2.kernel
+        kernel.assign(kernel * 0.5)
+
+    model = vit(dtype="mixed_bfloat16")
+    harness.randomize(model)
+    before = predict(model)
+    found = model.predict(WHOLE, batch_size=4, verbose=0, callbacks=[Between(halve)])
+    after = predict(model)
+    np.testing.assert_array_equal(found[:4], before[:4])
+    np.testing.assert_array_equal(found[4:], after[4:])
+    assert np.abs(before - after).max() > 0.01
+
+
+def test_validation_leaves_steps_of_fit_as_they_are(quick):
+    model = vit()
+    counts = []
+    count = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: counts.append(
+            max(chain.trained for chain in compiled._models[model].chains.values() if chain)
+        )
+    )
+    fit(model, 2, WHOLE, Y[:8], validation_data=(WHOLE, Y[:8]), callbacks=[count])
+    assert counts == [2, 4]
 
 
 # When it is compiled, and how often -------------------------------------------------------------
