@@ -6,8 +6,7 @@
 
 A case is `kind/model/who`: `train` and `predict` are measured by one process; of ViT-L/16 it
 starts with empty compiler caches and finds `cold` too, the first training step. `memory` is the
-largest batch that fits with remat. After
-every process the results go into one file, by default `results/speed_<card>.json`; what is there
+peak of training with remat; `memory.py` finds the largest batch. After every process the results go into one file, by default `results/speed_<card>.json`; what is there
 already is skipped unless `--again` is given. Ratios are to compiled timm of the same file.
 """
 
@@ -79,33 +78,20 @@ def due(kinds, model, who, options, known):
 def arguments_of(kinds, model, options):
     """The options of the process that measures these kinds."""
     words = ["--model", model, "--batch", BATCHES[model]]
-    modes = [kind for kind in kinds if kind != "cold"]
+    modes = [kind for kind in kinds if kind in BOTH]
     windows = options.windows if modes else 0
     words += ["--modes", *(modes or ["train"]), "--windows", windows]
     words += ["--seconds", options.seconds, *(["--cold"] if "cold" in kinds else [])]
+    words += ["--remat"] if "memory" in kinds else []
     return words + (["--smoke"] if options.smoke else [])
 
 
 def measured(kinds, model, who, options):
     """Name of the case -> what its process found."""
-    if kinds == ("memory",):
-        found = largest(model, who, options)
-    else:
-        found = cases.run(who, *arguments_of(kinds, model, options), limit=options.limit)
+    found = cases.run(who, *arguments_of(kinds, model, options), limit=options.limit)
     shared = {key: value for key, value in found.items() if key not in BOTH}
-    parts = {kind: found.get("train" if kind == "cold" else kind) or {} for kind in kinds}
+    parts = {kind: found.get(kind if kind in BOTH else "train") or {} for kind in kinds}
     return {f"{kind}/{model}/{who}": {**shared, **parts[kind]} for kind in kinds}
-
-
-def largest(model, who, options):
-    words = ["--who", who, "--model", model, "--largest", "--batch", BATCHES[model], "--remat"]
-    words += ["--multiple", 32, "--most", 128 if options.smoke else 512]
-    words += ["--smoke"] if options.smoke else []
-    script = [sys.executable, Path(__file__).with_name("memory.py")]
-    done = subprocess.run([*script, *map(str, words)], capture_output=True, text=True)
-    if done.returncode:
-        return {"failed": f"exit status {done.returncode}", "last_lines": [done.stderr[-1000:]]}
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def line(results, name):
@@ -122,7 +108,6 @@ def line(results, name):
         words += [f"raw {case['raw']['images_per_second']:,.0f}", f"MFU {rate['mfu']:.1%}"]
     for key, unit in (("first_step_seconds", "s first step"), ("peak_gib", "GiB")):
         words += [f"{case[key]} {unit}"] if case.get(key) is not None else []
-    words += [f"largest batch {case['largest_batch']}"] if "largest_batch" in case else []
     for key in ("recompilations", "messages"):
         words += [f"{case[key]} {key}"] if case.get(key) else []
     return " ".join(words[:1]) + " " + ", ".join(words[1:])

@@ -72,13 +72,6 @@ def plain_cell(key, digits):
     return cell
 
 
-def largest_cell(cases, name):
-    case = cases[name]
-    if not case.get("largest_batch") or not case.get("peak_gib"):
-        return None
-    return f"{case['largest_batch']} ({case['peak_gib']:.1f} GiB)"
-
-
 # Title, kind of case, cell.
 TABLES = [
     ("training", "train", speed_cell),
@@ -86,7 +79,7 @@ TABLES = [
     ("GiB at the peak, training", "train", plain_cell("peak_gib", 1)),
     ("GiB at the peak, inference", "predict", plain_cell("peak_gib", 1)),
     ("first step of training, caches cold, seconds", "cold", plain_cell("first_step_seconds", 0)),
-    ("largest batch with `remat=True`", "memory", largest_cell),
+    ("GiB at the peak, training with `remat=True`", "memory", plain_cell("peak_gib", 1)),
 ]
 
 
@@ -112,8 +105,6 @@ def table(cases, title, kind, cell):
 
 
 def batch_of(cases, kind, model):
-    if kind == "memory":
-        return ""
     start = f"{kind}/{model}/"
     batches = {
         case["batch"] for name, case in cases.items() if name.startswith(start) and "batch" in case
