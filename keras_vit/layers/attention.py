@@ -125,7 +125,7 @@ class MultiHeadSelfAttention(keras.layers.Layer):
             outputs = fused_attention(query, key, value, tokens=valid)
         if outputs is None or return_attention_scores:
             query, key = (x[:, :tokens] if missing else x for x in (query, key))
-            scores = self._scores(query, key)
+            scores = self._scores(query, key, training)
         if outputs is None:
             kept = self.dropout(ops.cast(scores, value.dtype), training=training)
             outputs = ops.matmul(kept, ops.transpose(value, (0, 2, 1, 3)))  # (B, H, T, d)
@@ -155,11 +155,11 @@ class MultiHeadSelfAttention(keras.layers.Layer):
             query, key = self.query_norm(query), self.key_norm(key)
         return query, key, value
 
-    def _scores(self, query, key):
+    def _scores(self, query, key, training):
         query = ops.transpose(query, (0, 2, 1, 3))  # (B, H, T, d)
         key = ops.transpose(key, (0, 2, 1, 3))
         bias = None if self.relative_position is None else self.relative_position(query)
-        return plain_attention_scores(query, key, bias)
+        return plain_attention_scores(query, key, bias, training)
 
     def compute_output_spec(self, inputs, training=None, return_attention_scores=False):
         outputs = keras.KerasTensor(inputs.shape, dtype=self.compute_dtype)

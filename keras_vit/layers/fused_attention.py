@@ -44,19 +44,22 @@ def fused_attention(query, key, value, tokens=None):
     return None if kernel is None else kernel(query, key, value, tokens)
 
 
-def plain_attention_scores(query, key, bias=None):
+def plain_attention_scores(query, key, bias=None, training=None):
     """Attention probabilities by a matmul and a softmax in float32.
 
     Args:
         query: `(batch, heads, tokens, head_dim)`.
         key: the same shape.
         bias: added before the softmax; broadcasts to `(batch, heads, tokens, tokens)`.
+        training: in training the product is rounded to the compute dtype, half of the memory.
 
     Returns:
         `(batch, heads, tokens, tokens)`, float32; each row sums to 1.
     """
     # Scaling the query, not the product, keeps float16 in range.
     query = query * ops.cast(1.0 / math.sqrt(query.shape[-1]), query.dtype)
+    if not training and keras.backend.backend() != "torch":  # whose float32 is slow on GPUs
+        query, key = ops.cast(query, "float32"), ops.cast(key, "float32")
     scores = ops.cast(ops.matmul(query, ops.transpose(key, (0, 1, 3, 2))), "float32")
     if bias is not None:
         scores = scores + ops.cast(bias, "float32")

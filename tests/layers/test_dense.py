@@ -34,6 +34,20 @@ def test_outputs_and_gradients_are_those_of_keras(shape, policy, options):
         np.testing.assert_allclose(found[0][name], expected, rtol=rough, atol=rough, err_msg=name)
 
 
+@pytest.mark.skipif(keras.backend.backend() == "tensorflow", reason="Keras' own layer there")
+def test_bias_is_added_before_rounding():
+    """On GPUs under JAX, and in training under JAX, it is not."""
+    x, layer = harness.noise((64, 48)), layers.Dense(32, dtype="mixed_bfloat16")
+    layer.build(x.shape)
+    harness.randomize(layer)
+    layer.bias.assign(harness.noise((32,), "bias", 3.0))
+    half = [harness.numpy(keras.ops.cast(v, "bfloat16")) for v in (x, layer.kernel, layer.bias)]
+    exact = half[0] @ half[1] + half[2]
+    found = harness.numpy(layer(x, training=False))
+    # 8 bits: the nearest number is off by 2 ** -8 of the value at most.
+    np.testing.assert_array_less(np.abs(found - exact), np.abs(exact) * 2.0**-8 * 1.01 + 1e-5)
+
+
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="of JAX on GPUs")
 @pytest.mark.parametrize("activation", sorted(ACTIVATIONS))
 def test_jax_keeps_the_product_alone(monkeypatch, activation):
