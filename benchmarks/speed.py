@@ -6,8 +6,9 @@
 
 A case is `kind/model/who`: `train` and `predict` are measured by one process; of ViT-L/16 it
 starts with empty compiler caches and finds `cold` too, the first training step. `memory` is the
-peak of training with remat; `memory.py` finds the largest batch. After every process the results go into one file, by default `results/speed_<card>.json`; what is there
-already is skipped unless `--again` is given. Ratios are to compiled timm of the same file.
+peak of training with remat (`memory.py` finds the largest batch). After every process the results
+go into one file, by default `results/speed_<card>.json`; what is there already is skipped unless
+`--again` is given. Ratios are to compiled timm of the same file.
 """
 
 import argparse

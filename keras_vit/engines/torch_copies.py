@@ -101,15 +101,19 @@ def _sent_class() -> Any:
     import torch
 
     class Sent(torch.Tensor):
-        pinned = arrived = ordinary = None
-        __torch_function__ = torch._C._disabled_torch_function_impl  # results are plain tensors
+        pinned: Any = None
+        arrived: Any = None
+        ordinary: Any = None
 
         def cpu(self, *args, **kwargs):
+            """As `torch.Tensor.cpu`."""
             if self.pinned is not None:
                 self.arrived.synchronize()
                 self.ordinary, self.pinned = self.pinned.clone(), None  # there is little of that
             return self.ordinary
 
+    plain: Any = torch._C._disabled_torch_function_impl  # results are no such tensors
+    Sent.__torch_function__ = plain
     return Sent
 
 

@@ -78,11 +78,11 @@ def peak(name, images, backend, **options):
 
 
 # `benchmarks/throughput.py` on an H100 (jax 0.11.2, torch 2.11): GiB at the peak of this package's
-# own steps in mixed bfloat16, PyTorch's replayed as CUDA graphs. Of commits on the way: JAX's S/16
-# computed GELU and its bias in float32, its B/16 GELU in bfloat16; gradients were not copied yet.
+# own steps in mixed bfloat16, PyTorch's replayed as CUDA graphs.
 MEASURED = {
-    ("jax", "S", 256): 7.683,
-    ("jax", "B", 256): 15.519,
+    ("jax", "S", 256): 7.538,
+    ("jax", "B", 256): 15.509,
+    ("jax", "L", 128): 22.807,
     ("torch", "S", 256): 7.790,
     ("torch", "B", 256): 16.007,
 }
@@ -95,7 +95,18 @@ def test_measured_peaks(backend, size, images):
     assert peak(f"{size}/16", images, backend) == pytest.approx(measured, rel=0.02)
 
 
-# The same where steps are not replayed, as they are not when they need more of the GPU.
+# On PyTorch a plan of these is too large by so much: (model, batch, options, measured, share).
+SAFE = [("L/16", 128, {}, 24.213, 0.03), ("H/14", 128, {"remat": True}, 12.642, 0.25)]
+
+
+@pytest.mark.parametrize(("name", "images", "options", "measured", "share"), SAFE)
+def test_measured_peaks_below_the_plan(name, images, options, measured, share):
+    planned = make(complete(name, **options), H100, batch=images, backend="torch")
+    measured += images * 3 * 224 * 224 * 3 / GIB
+    assert measured < memory(planned).peak / GIB < measured * (1 + share)
+
+
+# As `MEASURED` where steps are not replayed, as they are not when they need more of the GPU.
 KERNEL_BY_KERNEL = {("S", 256): 7.603, ("B", 256): 15.618}
 
 
