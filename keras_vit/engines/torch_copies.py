@@ -9,6 +9,7 @@ CUDA lets no other thread start kernels.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 from typing import Any
 
@@ -87,12 +88,16 @@ def _sent(tensor) -> Any:
     """The tensor; its `cpu`, by which Keras makes arrays, waits for a copy that is under way."""
     import torch
 
-    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    copy.copy_(tensor, non_blocking=True)
+    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    pinned.copy_(tensor, non_blocking=True)
     arrived = torch.cuda.Event(blocking=True)
     arrived.record(torch.cuda.current_stream(tensor.device))
+    return _marked(tensor, pinned, arrived)
+
+
+def _marked(tensor, pinned, arrived) -> Any:
     sent = tensor.detach().as_subclass(_sent_class())
-    sent.pinned, sent.arrived = copy, arrived
+    sent.own, sent.arrived, sent.version = pinned, arrived, sent._version
     return sent
 
 
@@ -101,19 +106,31 @@ def _sent_class() -> Any:
     import torch
 
     class Sent(torch.Tensor):
-        pinned: Any = None
+        own: Any = None  # the copy, pinned until it has arrived
         arrived: Any = None
-        ordinary: Any = None
+        version: Any = None  # of what was sent
 
         def cpu(self, *args, **kwargs):
             """As `torch.Tensor.cpu`."""
-            if self.pinned is not None:
+            if self._version != self.version:
+                return self.plain().cpu(*args, **kwargs)
+            if self.arrived is not None:
                 self.arrived.synchronize()
-                self.ordinary, self.pinned = self.pinned.clone(), None  # there is little of that
-            return self.ordinary
+                self.own, self.arrived = self.own.clone(), None  # there is little pinned memory
+            return self.own.clone()
 
-    plain: Any = torch._C._disabled_torch_function_impl  # results are no such tensors
-    Sent.__torch_function__ = plain
+        def plain(self):
+            """The same memory as an ordinary tensor."""
+            return self.as_subclass(torch.Tensor)
+
+        def __deepcopy__(self, memo):
+            return copy.deepcopy(self.plain(), memo)
+
+        def __reduce_ex__(self, protocol):
+            return self.plain().__reduce_ex__(protocol)
+
+    results: Any = torch._C._disabled_torch_function_impl  # which are no such tensors
+    Sent.__torch_function__ = results
     return Sent
 
 

@@ -33,7 +33,8 @@ class StdConv2D(keras.layers.Conv2D):
         `(batch, new_height, new_width, filters)`.
 
     Raises:
-        ValueError: on an unknown padding or mode, or an epsilon that is not positive.
+        ValueError: on an unknown padding or mode, an epsilon that is not positive, or inputs that
+            are no maps.
 
     Reference:
         arXiv 1903.10520.
@@ -61,6 +62,15 @@ class StdConv2D(keras.layers.Conv2D):
             return 0, 0
         height, width = self.kernel_size
         return (height - 1) // 2, (width - 1) // 2
+
+    def build(self, input_shape):
+        if len(input_shape) != 4:
+            raise ValueError(
+                "`StdConv2D` expects maps of shape (batch, height, width, channels). "
+                f"Received: inputs.shape={tuple(input_shape)}"
+            )
+        super().build(input_shape)
+        self.input_spec = keras.layers.InputSpec(ndim=4, axes={-1: input_shape[-1]})
 
     def convolution_op(self, inputs, kernel):
         kernel = self.standardized(kernel)

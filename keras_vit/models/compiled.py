@@ -63,15 +63,14 @@ class _Chain:
 
     Attributes:
         replay: a step as CUDA graphs, where there is one.
-        prepared: what the graphs need of weights, by part, while `predict` or `evaluate` runs.
-        versions: of the weights that it was made of.
+        prepared: (versions of the weights, what the graphs need of them by part), while `predict`
+            or `evaluate` runs.
     """
 
     steps: list[_Step]
     trained: int = 0
     replay: replayed.Replay | None = None
-    prepared: list[Sequence[Any] | None] | None = None
-    versions: list[int] = field(default_factory=list)
+    prepared: tuple[list[int], list[Sequence[Any] | None]] | None = None
 
     @property
     def rates(self) -> list[float]:
@@ -184,7 +183,8 @@ def rest(model: keras.Model, *, trained: bool) -> None:
         trained: whether it was `fit`.
     """
     known = _models.get(model)
-    for chain in known.chains.values() if known is not None else ():
+    # A copy, since other threads may add some.
+    for chain in list(known.chains.values()) if known is not None else ():
         if chain is not None:
             chain.prepared = None
             if trained:
@@ -292,16 +292,25 @@ def _replay(chain, arguments, values) -> replayed.Replay | None:
         return None
 
 
-def _prepared(chain: _Chain) -> list[Sequence[Any] | None]:
-    """What the graphs need of weights, made anew where a callback has changed some."""
-    versions = [value._version for value in chain.values]
-    if chain.prepared is None or chain.versions != versions:
-        chain.versions = versions
-        chain.prepared = [
-            None if step.graph is None else step.graph.prepared(step.part.values)
-            for step in chain.steps
-        ]
-    return chain.prepared
+def _prepared(chain: _Chain) -> list[Sequence[Any] | None] | None:
+    """What the graphs need of weights, made anew where a callback has changed some.
+
+    What is written past PyTorch's count of versions, by way of `.data`, is seen from the next
+    `predict` or `evaluate` on.
+
+    Returns:
+        `None` where weights have no versions, being made in inference mode.
+    """
+    values = chain.values
+    if any(value.is_inference() for value in values):
+        return None
+    versions = [value._version for value in values]
+    known = chain.prepared
+    if known is None or known[0] != versions:
+        steps = chain.steps
+        made = [step.graph and step.graph.prepared(step.part.values) for step in steps]
+        known = chain.prepared = versions, made
+    return known[1]
 
 
 def _run(steps: Sequence[_Step], arguments: Sequence[Any], prepared=None, values=None) -> list[Any]:

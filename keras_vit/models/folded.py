@@ -14,13 +14,14 @@ def split(module: Any, moving: int) -> tuple[Any, list[int | None], Any] | None:
     """Cuts a recorded graph in two.
 
     Args:
-        module: a `torch.fx.GraphModule` that returns a tuple and changes nothing in place.
+        module: a `torch.fx.GraphModule` that returns a tuple.
         moving: how many arguments come before the weights.
 
     Returns:
         (a module of the weights, what it makes, a module of the other arguments and of that). For
         each value between the two: the number of a weight that is one as it is, or `None` for the
-        next result of the first module. `None` if there is nothing to compute of weights alone.
+        next result of the first module. `None` if there is nothing to compute of weights alone,
+        or if the graph does more than to compute results.
     """
     nodes = list(module.graph.nodes)
     given = [node for node in nodes if node.op == "placeholder"]
@@ -51,7 +52,8 @@ def _fixed(nodes: Sequence[Any], weights: Any) -> set[Any] | None:
         if node.op != "call_function":
             continue
         plain = isinstance(node.target, torch._ops.OpOverload)
-        if not plain and node.target is not operator.getitem:
+        pure = not node.target._schema.is_mutable if plain else node.target is operator.getitem
+        if not pure:
             return None  # it may be more than its result
         tags = node.target.tags if plain else ()
         if torch.Tag.nondeterministic_seeded in tags or moves.intersection(node.all_input_nodes):
@@ -59,7 +61,7 @@ def _fixed(nodes: Sequence[Any], weights: Any) -> set[Any] | None:
         elif fixed.intersection(node.all_input_nodes):
             fixed.add(node)
     for node in reversed(nodes):
-        if node in fixed and _is_view(node) and not fixed.issuperset(node.users):
+        if node in fixed and not fixed.issuperset(node.users) and _is_view(node):
             fixed.remove(node)
     return fixed
 

@@ -1,5 +1,7 @@
 """Copies that PyTorch does not wait for: what goes which way, and what the logs of `fit` become."""
 
+import copy
+import pickle
 import warnings
 
 import harness
@@ -71,14 +73,31 @@ class Event:
         self.waits += 1
 
 
+def sent():
+    """An output as if it had been sent from a GPU, what it holds, and the event."""
+    tensor, event = torch.arange(6.0).reshape(2, 3), Event()
+    return torch_copies._marked(tensor, tensor.clone(), event), tensor.clone(), event
+
+
 def test_an_output_on_its_way_is_waited_for_once():
-    tensor = torch.arange(6.0).reshape(2, 3)
-    sent = tensor.as_subclass(torch_copies._sent_class())
-    sent.pinned, sent.arrived = tensor.clone(), Event()
+    output, expected, event = sent()
     for _ in range(2):
-        np.testing.assert_array_equal(sent.cpu(), tensor)
-    assert sent.arrived.waits == 1 and sent.pinned is None
-    assert keras.ops.is_tensor(sent) and type(sent + 1.0) is torch.Tensor
+        np.testing.assert_array_equal(output.cpu(), expected)
+    assert event.waits == 1
+    assert keras.ops.is_tensor(output) and type(output + 1.0) is torch.Tensor
+
+
+def test_an_output_on_its_way_is_a_tensor_like_any(tmp_path):
+    output, expected, _ = sent()
+    output.cpu().mul_(100.0)  # a copy of the caller's own
+    np.testing.assert_array_equal(output.cpu(), expected)
+    torch.save(output, tmp_path / "output.pt")
+    loaded = torch.load(tmp_path / "output.pt", weights_only=True)
+    for copied in (loaded, pickle.loads(pickle.dumps(output)), copy.deepcopy(output)):
+        assert type(copied) is torch.Tensor
+        np.testing.assert_array_equal(copied, expected)
+    output += 1.0
+    np.testing.assert_array_equal(output.cpu(), expected + 1.0)
 
 
 def test_outputs_on_a_cpu_stay_as_they_are():
@@ -161,9 +180,9 @@ def test_predict_does_not_wait_for_the_gpu(dtype):
         outputs = [model.predict_function([(images,)]) for _ in range(3)]
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    for sent in outputs:
-        assert sent.pinned is not None
-        expected = sent.as_subclass(torch.Tensor).cpu()
-        np.testing.assert_array_equal(keras.ops.convert_to_numpy(sent), expected)
+    for output in outputs:
+        assert output.own.is_pinned() and output.arrived is not None
+        expected = output.plain().cpu()
+        np.testing.assert_array_equal(keras.ops.convert_to_numpy(output), expected)
         np.testing.assert_array_equal(expected, whole[:4])
-    assert keras.ops.convert_to_numpy(sent) is not None and sent.pinned is None
+        assert not output.own.is_pinned() and output.arrived is None

@@ -501,6 +501,50 @@ def test_weights_are_prepared_again_where_a_callback_changes_them(quick, prepara
     assert np.abs(before - after).max() > 0.01
 
 
+def test_weights_whose_preparation_failed_are_prepared_again(quick, monkeypatch):
+    def fail_once(model):
+        kernel = model.encoder_blocks[1].mlp.fc2.kernel
+        kernel.assign(kernel * 0.0)
+        with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="no memory"):
+            patch.setattr(recorded.Graph, "prepared", fail)
+            with torch.no_grad():
+                model(WHOLE[:4], training=False)
+
+    def fail(self, weights):
+        raise RuntimeError("no memory")
+
+    model = vit(dtype="mixed_bfloat16")
+    harness.randomize(model)
+    predict(model)
+    found = model.predict(WHOLE, batch_size=4, verbose=0, callbacks=[Between(fail_once)])
+    np.testing.assert_array_equal(found[4:], predict(model)[4:])
+
+
+def test_weights_made_in_inference_mode(quick):
+    with torch.inference_mode():
+        model = vit(dtype="mixed_bfloat16")
+    expected = layer_by_layer(model)
+    assert_close(predict(model), expected, 0.05)
+    assert is_compiled(model)
+
+
+def test_rest_while_another_thread_adds_chains(quick):
+    model = vit()
+    predict(model)
+    chains_of = compiled._models[model].chains
+
+    class Adding(dict):
+        def values(self):
+            for value in list(super().values()):
+                yield value
+                self["another"] = None  # as another thread may do
+
+    known = compiled._models[model]
+    known.chains = Adding(chains_of)
+    compiled.rest(model, trained=False)
+    assert "another" in known.chains
+
+
 def test_validation_leaves_steps_of_fit_as_they_are(quick):
     model = vit()
     counts = []

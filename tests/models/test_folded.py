@@ -87,6 +87,25 @@ def test_several_arguments_before_the_weights():
     np.testing.assert_allclose(found, X @ W, rtol=1e-5)
 
 
+def test_lists_of_views():
+    def function(x, w):
+        first, second = (w * 2.0).split([1, 2], 0)
+        return (x[:, :1] @ first + x[:, 1:] @ second,)
+
+    parts = cut(function, X, W)
+    _, (found,) = run(parts, [X], [W])
+    np.testing.assert_allclose(found, X @ W * 2.0, rtol=1e-5, atol=1e-6)
+
+
+def test_what_changes_in_place_stays_whole():
+    def function(x, w, b):
+        doubled = b * 2.0
+        doubled.add_(1.0)
+        return (x @ w + doubled,)
+
+    assert cut(function, X, W, B) is None
+
+
 def test_other_than_operators():
     def function(x, w):
         with torch.enable_grad():
