@@ -171,7 +171,7 @@ def table(report: dict) -> str:
             cell = "" if times is None else f"{times['wall']:.1f} / {times['cpu']:.1f}"
             cells.append(cell if ratio is None else f"{cell} ({ratio:.2f}x)")
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    notes = f"\nms a step, wall / CPU time of the process; x: speed by {report['clock']} time, "
+    notes = f"\n\nms a step, wall / CPU time of the process; x: speed by {report['clock']} time, "
     return "\n".join(lines) + notes + "against the better timm.\n"
 
 
