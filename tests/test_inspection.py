@@ -97,6 +97,60 @@ def test_rollout_equals_a_loop(images, pooling):
         np.testing.assert_allclose(shares[sample].ravel(), expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("head_fusion", ["mean", "max", "min"])
+@pytest.mark.parametrize("discard_ratio", [0.0, 0.3, 0.9])
+def test_rollout_of_some_probabilities(model, images, head_fusion, discard_ratio):
+    shares = inspection.attention_rollout(model, images, head_fusion, discard_ratio)
+    tokens = model.num_prefix_tokens + 6
+    for sample in range(3):
+        product = np.eye(tokens)
+        for scores in inspection.attention_maps(model, images):
+            fused = getattr(scores[sample].astype("float64"), head_fusion)(axis=0)
+            smallest = np.sort(fused.ravel())[: int(discard_ratio * tokens * tokens)]
+            if len(smallest):
+                fused[fused <= smallest[-1]] = 0
+            total = fused.sum(-1, keepdims=True)
+            fused = fused / np.where(total > 0, total, 1)
+            product = (0.5 * fused + 0.5 * np.eye(tokens)) @ product
+        expected = product[0, model.num_prefix_tokens :]
+        np.testing.assert_allclose(shares[sample].ravel(), expected / expected.sum(), atol=1e-5)
+
+
+def test_registers_that_nobody_attends_to_give_nothing(model, images, monkeypatch):
+    """What patches and class token share among themselves is what a model without them shares."""
+    prefix, tokens = model.num_prefix_tokens, model.num_prefix_tokens + 6
+    scores = np.exp(harness.noise((3, 3, 2, tokens, tokens)))
+    scores[..., 1:prefix] = 0  # behind the class token
+    scores /= scores.sum(-1, keepdims=True)
+    module = inspection.attention
+    monkeypatch.setattr(module, "iter_attention_maps", lambda model, images: iter(scores))
+    found = inspection.attention_rollout(model, images)
+    kept = [0, *range(prefix, tokens)]
+    for sample in range(3):
+        product = np.eye(7)
+        for layer in scores:
+            product = (0.5 * layer[sample].mean(0)[np.ix_(kept, kept)] + 0.5 * np.eye(7)) @ product
+        expected = product[0, 1:] / product[0, 1:].sum()
+        np.testing.assert_allclose(found[sample].ravel(), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"head_fusion": "sum"}, "head_fusion.*'mean', 'max', 'min'.*sum"),
+        ({"discard_ratio": 1.0}, r"discard_ratio.*\[0, 1\).*1.0"),
+    ],
+)
+def test_rollouts_that_there_are_not(model, images, options, message):
+    with pytest.raises(ValueError, match=message):
+        inspection.attention_rollout(model, images, **options)
+
+
+def test_maps_come_one_after_the_other(model, images):
+    maps = inspection.iter_attention_maps(model, images, layers=(2, 0))
+    np.testing.assert_array_equal(next(maps), inspection.attention_maps(model, images)[2])
+
+
 def test_a_model_of_another_kind(images):
     resnet = keras_vit.BiTResNet(
         image_shape=(14, 21, 3), block_counts=(1,), width_factor=0.125, groups=4

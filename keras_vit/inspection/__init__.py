@@ -1,5 +1,23 @@
 """Looking inside a trained model."""
 
-from keras_vit.inspection.attention import attention_maps, attention_rollout
+from keras_vit.inspection.attention import attention_maps, attention_rollout, iter_attention_maps
+from keras_vit.inspection.distance import attention_distance, mean_attention_distance
+from keras_vit.inspection.features import patch_features, principal_components, token_norms
+from keras_vit.inspection.filters import patch_filters
+from keras_vit.inspection.positions import position_similarity
+from keras_vit.inspection.reading import output_attention, upsampled
 
-__all__ = ["attention_maps", "attention_rollout"]
+__all__ = [
+    "attention_distance",
+    "attention_maps",
+    "attention_rollout",
+    "iter_attention_maps",
+    "mean_attention_distance",
+    "output_attention",
+    "patch_features",
+    "patch_filters",
+    "position_similarity",
+    "principal_components",
+    "token_norms",
+    "upsampled",
+]

@@ -2,17 +2,63 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 import keras
 import numpy as np
 
+from keras_vit import _checks
+from keras_vit.inspection.subject import check
 from keras_vit.models.vit import VisionTransformer
 
+HEAD_FUSIONS = {"mean": np.mean, "max": np.max, "min": np.min}
 
-def attention_maps(model: VisionTransformer, images, layers=None) -> list[np.ndarray]:
-    """The attention probabilities of each block.
+
+def iter_attention_maps(
+    model: VisionTransformer, images, layers: Iterable[int] | None = None
+) -> Iterator[np.ndarray]:
+    """The attention probabilities of each block, one block after the other.
+
+    Attention is computed beside the model, from the tokens that reach each block: fused kernels
+    stay in use, and one block's map is in memory at a time.
 
     Args:
         model: a `VisionTransformer`. Its outputs and weights are not touched.
+        images: `(batch, height, width, channels)`, as the model takes them.
+        layers: indices of blocks, negative ones from the end; `None` for all.
+
+    Yields:
+        For each of the blocks `(batch, num_heads, tokens, tokens)`, float32; each row sums to 1.
+
+    Raises:
+        ValueError: if the model is no `VisionTransformer`, or has no such block.
+    """
+    check(model)
+    blocks = model.encoder_blocks
+    indices = list(range(len(blocks)) if layers is None else layers)
+    wrong = [index for index in indices if not -len(blocks) <= index < len(blocks)]
+    if wrong:
+        raise ValueError(
+            f"`layers` must be indices of the model's {len(blocks)} blocks. Received: {wrong}"
+        )
+    return _maps(model, images, [blocks[index] for index in indices])
+
+
+def _maps(model, images, blocks) -> Iterator[np.ndarray]:
+    if not blocks:
+        return
+    inputs = keras.Model(model.input, [block.input for block in blocks])
+    tokens = inputs(keras.ops.convert_to_tensor(images, dtype="float32"), training=False)
+    tokens = tokens if isinstance(tokens, (list, tuple)) else [tokens]
+    for block, x in zip(blocks, tokens, strict=True):
+        yield keras.ops.convert_to_numpy(block.attention_scores(x))
+
+
+def attention_maps(model: VisionTransformer, images, layers=None) -> list[np.ndarray]:
+    """The attention probabilities of all blocks, or of some; see `iter_attention_maps`.
+
+    Args:
+        model: a `VisionTransformer`.
         images: `(batch, height, width, channels)`, as the model takes them.
         layers: indices of blocks, negative ones from the end; `None` for all.
 
@@ -22,53 +68,57 @@ def attention_maps(model: VisionTransformer, images, layers=None) -> list[np.nda
     Raises:
         ValueError: if the model is no `VisionTransformer`, or has no such block.
     """
-    if not isinstance(model, VisionTransformer):
-        raise ValueError(f"`model` must be a VisionTransformer. Received: {type(model).__name__}")
-    blocks = model.encoder_blocks
-    indices = range(len(blocks)) if layers is None else layers
-    wrong = [index for index in indices if not -len(blocks) <= index < len(blocks)]
-    if wrong:
-        raise ValueError(
-            f"`layers` must be indices of the model's {len(blocks)} blocks. Received: {wrong}"
-        )
-    chosen = [blocks[index] for index in indices]
-    if not chosen:
-        return []
-    inputs = keras.Model(model.input, [block.input for block in chosen])
-    tokens = inputs(keras.ops.convert_to_tensor(images, dtype="float32"), training=False)
-    tokens = tokens if isinstance(tokens, (list, tuple)) else [tokens]
-    return [
-        keras.ops.convert_to_numpy(block.attention_scores(x))
-        for block, x in zip(chosen, tokens, strict=True)
-    ]
+    return list(iter_attention_maps(model, images, layers))
 
 
-def attention_rollout(model: VisionTransformer, images) -> np.ndarray:
+def attention_rollout(
+    model: VisionTransformer, images, head_fusion: str = "mean", discard_ratio: float = 0.0
+) -> np.ndarray:
     """How much of each patch reaches the output, followed through all blocks.
 
-    Heads are averaged, the residual counts as much as the attention, and the blocks' matrices
+    Heads are fused, the residual counts as much as the attention, and the blocks' matrices
     are multiplied. The row is the class token's, or the mean of all rows without one.
 
     Args:
         model: a `VisionTransformer`.
         images: `(batch, height, width, channels)`, as the model takes them.
+        head_fusion: `"mean"`, `"max"` or `"min"` over heads.
+        discard_ratio: in 0..1, without 1: the share of an image's fused probabilities, the
+            smallest of each block, that are left out.
 
     Returns:
         `(batch, grid_height, grid_width)`, float32; the patches' shares, which sum to 1.
 
     Raises:
-        ValueError: if the model is no `VisionTransformer`.
+        ValueError: if the model is no `VisionTransformer`, or on arguments out of range.
 
     Reference:
         arXiv 2005.00928; used in arXiv 2010.11929, appendix D.8.
     """
-    maps = attention_maps(model, images)
-    tokens = maps[0].shape[-1]
-    rollout = np.eye(tokens, dtype="float32")
-    for scores in maps:
-        rollout = (0.5 * scores.mean(axis=1) + 0.5 * np.eye(tokens, dtype="float32")) @ rollout
+    check(model)
+    _checks.choice("head_fusion", head_fusion, tuple(HEAD_FUSIONS))
+    discard_ratio = _checks.rate("discard_ratio", discard_ratio)
+    tokens = model.num_prefix_tokens + int(np.prod(model.grid_shape))
+    residual = np.eye(tokens, dtype="float32")
+    rollout = residual
+    for scores in iter_attention_maps(model, images):
+        fused = _without_smallest(HEAD_FUSIONS[head_fusion](scores, axis=1), discard_ratio)
+        mixed = fused / np.maximum(fused.sum(axis=-1, keepdims=True), np.finfo("float32").tiny)
+        rollout = (0.5 * mixed + 0.5 * residual) @ rollout
     prefix = model.num_prefix_tokens
-    row = rollout[:, 0] if model.get_config()["class_token"] else rollout.mean(axis=1)
+    row = rollout[:, 0] if model.flat_config["class_token"] else rollout.mean(axis=1)
     shares = row[:, prefix:]
     shares = shares / shares.sum(axis=1, keepdims=True)
     return shares.reshape(-1, *model.grid_shape)
+
+
+def _without_smallest(fused: np.ndarray, ratio: float) -> np.ndarray:
+    """`(batch, tokens, tokens)` with the smallest of each image set to zero."""
+    flat = fused.reshape(len(fused), -1)
+    count = int(ratio * flat.shape[1])
+    if not count:
+        return fused
+    smallest = np.argpartition(flat, count - 1, axis=1)[:, :count]
+    kept = flat.copy()
+    np.put_along_axis(kept, smallest, 0.0, axis=1)
+    return kept.reshape(fused.shape)

@@ -115,6 +115,10 @@ class PositionEmbedding(keras.layers.Layer):
             return (self.class_embedding if self.class_token_position else None), patches
         return None, ops.convert_to_tensor(self._sincos, dtype=self.compute_dtype)
 
+    def patch_table(self):
+        """The patches' embeddings, row by row of the grid: `(patches, hidden_dim)`."""
+        return self._tables()[1]
+
     def call(self, inputs):
         prefix_rows, patch_rows = self._tables()
         dim = inputs.shape[-1]

@@ -1,0 +1,60 @@
+"""What the output reads: attention of the class token, of a pooling, or of all patches."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+
+from keras_vit.inspection.attention import iter_attention_maps
+from keras_vit.inspection.subject import check, on_grid
+from keras_vit.models.vit import VisionTransformer
+
+
+def output_attention(model: VisionTransformer, images, layer: int | None = None) -> np.ndarray:
+    """Attention to patches of what becomes the output, laid on the grid.
+
+    That is the class token; of a model without one, its pooling if that attends (`pooling="map"`),
+    or the mean over all patches.
+
+    Args:
+        model: a `VisionTransformer`.
+        images: `(batch, height, width, channels)`, as the model takes them.
+        layer: index of a block, negative ones from the end; `None`: the pooling if that attends,
+            else the last block.
+
+    Returns:
+        `(batch, heads, grid_height, grid_width)`, float32. A row sums to 1 less what prefix tokens
+        get.
+
+    Raises:
+        ValueError: if the model is no `VisionTransformer`, or has no such block.
+    """
+    check(model)
+    config, prefix = model.flat_config, model.num_prefix_tokens
+    if layer is None and config["pooling"] == "map":
+        pooling = model.get_layer("pooling")
+        before = keras.Model(model.input, pooling.input)
+        tokens = before(keras.ops.convert_to_tensor(images, dtype="float32"), training=False)
+        _, scores = pooling(tokens, return_attention_scores=True)
+        rows = keras.ops.convert_to_numpy(scores)[:, :, 0]
+    else:
+        (scores,) = iter_attention_maps(model, images, [-1 if layer is None else layer])
+        rows = scores[:, :, 0] if config["class_token"] else scores[:, :, prefix:].mean(axis=2)
+    patches = np.moveaxis(rows[..., prefix:], 1, 2)  # (batch, patches, heads)
+    return np.moveaxis(on_grid(model, patches), 3, 1)
+
+
+def upsampled(maps: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Maps of a grid at the size of a picture, bilinearly.
+
+    Args:
+        maps: `(..., grid_height, grid_width)`.
+        size: `(height, width)` in pixels.
+
+    Returns:
+        `(..., height, width)`, float32, between the values of the maps.
+    """
+    leading, grid = maps.shape[:-2], maps.shape[-2:]
+    flat = keras.ops.convert_to_tensor(maps.reshape(-1, *grid, 1), dtype="float32")
+    found = keras.ops.image.resize(flat, size, "bilinear", data_format="channels_last")
+    return keras.ops.convert_to_numpy(found).reshape(*leading, *size)
