@@ -6,11 +6,13 @@ from keras_vit.inspection.features import patch_features, principal_components, 
 from keras_vit.inspection.filters import patch_filters
 from keras_vit.inspection.positions import position_similarity
 from keras_vit.inspection.reading import output_attention, upsampled
+from keras_vit.inspection.relevance import class_relevance, weighted_attention_maps
 
 __all__ = [
     "attention_distance",
     "attention_maps",
     "attention_rollout",
+    "class_relevance",
     "iter_attention_maps",
     "mean_attention_distance",
     "output_attention",
@@ -20,4 +22,5 @@ __all__ = [
     "principal_components",
     "token_norms",
     "upsampled",
+    "weighted_attention_maps",
 ]

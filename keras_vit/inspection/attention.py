@@ -8,7 +8,8 @@ import keras
 import numpy as np
 
 from keras_vit import _checks
-from keras_vit.inspection.subject import check
+from keras_vit.engines.gradients import untracked
+from keras_vit.inspection.subject import block_index, check, on_grid, reads, values_at
 from keras_vit.models.vit import VisionTransformer
 
 HEAD_FUSIONS = {"mean": np.mean, "max": np.max, "min": np.min}
@@ -35,23 +36,35 @@ def iter_attention_maps(
     """
     check(model)
     blocks = model.encoder_blocks
-    indices = list(range(len(blocks)) if layers is None else layers)
-    wrong = [index for index in indices if not -len(blocks) <= index < len(blocks)]
-    if wrong:
-        raise ValueError(
-            f"`layers` must be indices of the model's {len(blocks)} blocks. Received: {wrong}"
-        )
-    return _maps(model, images, [blocks[index] for index in indices])
+    places = range(len(blocks)) if layers is None else layers
+    return _maps(model, images, [blocks[block_index("layers", i, len(blocks))] for i in places])
 
 
 def _maps(model, images, blocks) -> Iterator[np.ndarray]:
     if not blocks:
         return
-    inputs = keras.Model(model.input, [block.input for block in blocks])
-    tokens = inputs(keras.ops.convert_to_tensor(images, dtype="float32"), training=False)
-    tokens = tokens if isinstance(tokens, (list, tuple)) else [tokens]
+    tokens = values_at(model, [block.input for block in blocks], images)
     for block, x in zip(blocks, tokens, strict=True):
-        yield keras.ops.convert_to_numpy(block.attention_scores(x))
+        with untracked():
+            scores = block.attention_scores(x)
+        yield keras.ops.convert_to_numpy(scores)
+
+
+def pooling_attention(model: VisionTransformer, images) -> np.ndarray:
+    """The attention probabilities of the pooling of a model with `pooling="map"`.
+
+    Args:
+        model: a `VisionTransformer` whose pooling attends.
+        images: `(batch, height, width, channels)`, as the model takes them.
+
+    Returns:
+        `(batch, num_heads, tokens)`, float32; each row sums to 1.
+    """
+    pooling = model.get_layer("pooling")
+    (tokens,) = values_at(model, [pooling.input], images)
+    with untracked():
+        _, scores = pooling(tokens, return_attention_scores=True)
+    return keras.ops.convert_to_numpy(scores)[:, :, 0]
 
 
 def attention_maps(model: VisionTransformer, images, layers=None) -> list[np.ndarray]:
@@ -77,7 +90,9 @@ def attention_rollout(
     """How much of each patch reaches the output, followed through all blocks.
 
     Heads are fused, the residual counts as much as the attention, and the blocks' matrices
-    are multiplied. The row is the class token's, or the mean of all rows without one.
+    are multiplied. The row is that of what becomes the output: the class token's (with DeiT's
+    two heads the mean of the class and the distillation token's), the mean of the patches' with
+    `pooling="gap"`, of all with `pooling="mean"`; `pooling="map"` weighs them by its own attention.
 
     Args:
         model: a `VisionTransformer`.
@@ -105,11 +120,13 @@ def attention_rollout(
         fused = _without_smallest(HEAD_FUSIONS[head_fusion](scores, axis=1), discard_ratio)
         mixed = fused / np.maximum(fused.sum(axis=-1, keepdims=True), np.finfo("float32").tiny)
         rollout = (0.5 * mixed + 0.5 * residual) @ rollout
-    prefix = model.num_prefix_tokens
-    row = rollout[:, 0] if model.flat_config["class_token"] else rollout.mean(axis=1)
-    shares = row[:, prefix:]
-    shares = shares / shares.sum(axis=1, keepdims=True)
-    return shares.reshape(-1, *model.grid_shape)
+    if model.flat_config["pooling"] == "map":
+        fused = HEAD_FUSIONS[head_fusion](pooling_attention(model, images), axis=1)
+        weights = fused / fused.sum(axis=-1, keepdims=True)
+    else:
+        weights = reads(model)[None]
+    shares = (weights[:, None] @ rollout)[:, 0, model.num_prefix_tokens :]
+    return on_grid(model, shares / shares.sum(axis=1, keepdims=True))
 
 
 def _without_smallest(fused: np.ndarray, ratio: float) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 import numpy as np
 
-from keras_vit.inspection.subject import check, on_grid
+from keras_vit.inspection.subject import block_index, check, on_grid, values_at
 from keras_vit.models.vit import VisionTransformer
 
 
@@ -25,12 +25,8 @@ def patch_features(model: VisionTransformer, images, layer: int = -1) -> np.ndar
     """
     check(model)
     blocks = model.encoder_blocks
-    if not -len(blocks) <= layer < len(blocks):
-        raise ValueError(
-            f"`layer` must be an index of the model's {len(blocks)} blocks. Received: {layer}"
-        )
-    behind = keras.Model(model.input, blocks[layer].output)
-    tokens = behind(keras.ops.convert_to_tensor(images, dtype="float32"), training=False)
+    place = block_index("layer", layer, len(blocks))
+    (tokens,) = values_at(model, [blocks[place].output], images)
     tokens = keras.ops.convert_to_numpy(keras.ops.cast(tokens, "float32"))
     return on_grid(model, tokens[:, model.num_prefix_tokens :])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 import numpy as np
 
-from keras_vit.inspection.subject import check
+from keras_vit.inspection.subject import block_index, check
 from keras_vit.layers import PositionEmbedding
 from keras_vit.models.vit import VisionTransformer
 
@@ -46,9 +46,5 @@ def _position_layer(model, layer) -> PositionEmbedding:
         return model.get_layer("patch_encoder").position_embedding
     if placement == "shared":
         return model.get_layer("position_embedding")
-    count = config["num_layers"]
-    if not -count <= layer < count:
-        raise ValueError(
-            f"`layer` must be an index of the model's {count} blocks. Received: {layer}"
-        )
-    return model.get_layer(f"position_embedding_{layer % count}")
+    place = block_index("layer", layer, config["num_layers"])
+    return model.get_layer(f"position_embedding_{place}")

@@ -5,16 +5,17 @@ from __future__ import annotations
 import keras
 import numpy as np
 
-from keras_vit.inspection.attention import iter_attention_maps
-from keras_vit.inspection.subject import check, on_grid
+from keras_vit.inspection.attention import iter_attention_maps, pooling_attention
+from keras_vit.inspection.subject import check, on_grid, reads
 from keras_vit.models.vit import VisionTransformer
 
 
 def output_attention(model: VisionTransformer, images, layer: int | None = None) -> np.ndarray:
     """Attention to patches of what becomes the output, laid on the grid.
 
-    That is the class token; of a model without one, its pooling if that attends (`pooling="map"`),
-    or the mean over all patches.
+    That is the class token's (of DeiT's two heads the mean of the class and the distillation
+    token's), the pooling's own where it attends (`pooling="map"`), else the mean over what is
+    averaged. Of a model that puts class token and mean side by side: the class token's.
 
     Args:
         model: a `VisionTransformer`.
@@ -30,17 +31,12 @@ def output_attention(model: VisionTransformer, images, layer: int | None = None)
         ValueError: if the model is no `VisionTransformer`, or has no such block.
     """
     check(model)
-    config, prefix = model.flat_config, model.num_prefix_tokens
-    if layer is None and config["pooling"] == "map":
-        pooling = model.get_layer("pooling")
-        before = keras.Model(model.input, pooling.input)
-        tokens = before(keras.ops.convert_to_tensor(images, dtype="float32"), training=False)
-        _, scores = pooling(tokens, return_attention_scores=True)
-        rows = keras.ops.convert_to_numpy(scores)[:, :, 0]
+    if layer is None and model.flat_config["pooling"] == "map":
+        rows = pooling_attention(model, images)
     else:
         (scores,) = iter_attention_maps(model, images, [-1 if layer is None else layer])
-        rows = scores[:, :, 0] if config["class_token"] else scores[:, :, prefix:].mean(axis=2)
-    patches = np.moveaxis(rows[..., prefix:], 1, 2)  # (batch, patches, heads)
+        rows = reads(model) @ scores
+    patches = np.moveaxis(rows[..., model.num_prefix_tokens :], 1, 2)  # (batch, patches, heads)
     return np.moveaxis(on_grid(model, patches), 3, 1)
 
 

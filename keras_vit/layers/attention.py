@@ -127,9 +127,7 @@ class MultiHeadSelfAttention(keras.layers.Layer):
             query, key = (x[:, :tokens] if missing else x for x in (query, key))
             scores = self._scores(query, key, training)
         if outputs is None:
-            kept = self.dropout(ops.cast(scores, value.dtype), training=training)
-            outputs = ops.matmul(kept, ops.transpose(value, (0, 2, 1, 3)))  # (B, H, T, d)
-            outputs = ops.transpose(outputs, (0, 2, 1, 3))
+            outputs = self._mixed(scores, value, training)
         outputs = self.out(ops.reshape(outputs, (-1, dim)))
         outputs = ops.reshape(outputs, (-1, tokens + missing, dim))
         outputs = outputs[:, :tokens] if missing else outputs
@@ -160,6 +158,29 @@ class MultiHeadSelfAttention(keras.layers.Layer):
         key = ops.transpose(key, (0, 2, 1, 3))
         bias = None if self.relative_position is None else self.relative_position(query)
         return plain_attention_scores(query, key, bias, training)
+
+    def _mixed(self, scores, value, training):
+        kept = self.dropout(ops.cast(scores, value.dtype), training=training)
+        outputs = ops.matmul(kept, ops.transpose(value, (0, 2, 1, 3)))  # (B, H, T, d)
+        return ops.transpose(outputs, (0, 2, 1, 3))
+
+    def gated(self, inputs, gates):
+        """Attention whose probabilities are multiplied by gates, as in inference.
+
+        With gates of one the derivative by a gate is that by the probability times the
+        probability, whatever kernel the layer uses else.
+
+        Args:
+            inputs: `(batch, tokens, hidden_dim)`.
+            gates: `(batch, num_heads, tokens, tokens)`, float32.
+
+        Returns:
+            `(batch, tokens, hidden_dim)`.
+        """
+        _, tokens, dim = ops.shape(inputs)
+        query, key, value = self._projected(inputs, tokens, 0)
+        outputs = self._mixed(self._scores(query, key, False) * gates, value, False)
+        return ops.reshape(self.out(ops.reshape(outputs, (-1, dim))), (-1, tokens, dim))
 
     def compute_output_spec(self, inputs, training=None, return_attention_scores=False):
         outputs = keras.KerasTensor(inputs.shape, dtype=self.compute_dtype)

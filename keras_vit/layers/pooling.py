@@ -155,16 +155,36 @@ class AttentionPooling(keras.layers.Layer):
         self.built = True
 
     def call(self, inputs, return_attention_scores=False):
+        scores, value = self._attended(inputs)
+        outputs = self._read(scores, value)
+        return (outputs, scores) if return_attention_scores else outputs
+
+    def gated(self, inputs, gates):
+        """The pooling with its attention probabilities multiplied by gates.
+
+        Args:
+            inputs: `(batch, tokens, hidden_dim)`.
+            gates: `(batch, num_heads, 1, tokens)`, float32.
+
+        Returns:
+            `(batch, hidden_dim)`.
+        """
+        scores, value = self._attended(inputs)
+        return self._read(scores * gates, value)
+
+    def _attended(self, inputs):
+        """The probe's probabilities `(B, H, 1, T)`, and the values `(B, H, T, d)`."""
         _, tokens, dim = ops.shape(inputs)
         query = self._heads(self.query(ops.reshape(self.probe, (1, dim))), 1)
         fused = self.key_value(ops.reshape(inputs, (-1, dim)))
         key, value = (self._heads(part, tokens) for part in ops.split(fused, 2, axis=-1))
-        scores = plain_attention_scores(query, key)  # (B, H, 1, T)
+        return plain_attention_scores(query, key), value
+
+    def _read(self, scores, value):
         x = ops.matmul(ops.cast(scores, value.dtype), value)  # (B, H, 1, d)
-        x = self.out(ops.reshape(x, (-1, dim)))
+        x = self.out(ops.reshape(x, (-1, self.probe.shape[-1])))
         x = ops.expand_dims(x, 1)
-        outputs = ops.squeeze(x + self.mlp(self.norm(x)), 1)
-        return (outputs, scores) if return_attention_scores else outputs
+        return ops.squeeze(x + self.mlp(self.norm(x)), 1)
 
     def _heads(self, x, tokens):
         x = ops.reshape(x, (-1, tokens, self.num_heads, x.shape[-1] // self.num_heads))

@@ -134,7 +134,7 @@ class TransformerBlock(keras.layers.Layer):
             return recompute(self, lambda x: self._forward(x, training=True), inputs)
         return self._forward(inputs, training)
 
-    def _forward(self, inputs, training):
+    def _forward(self, inputs, training, gates=None):
         # The stream is (batch * tokens, width): XLA, left to itself, makes the batch the last
         # axis of a stream of three, and turns it around every norm.
         _, tokens, dim = ops.shape(inputs)
@@ -151,7 +151,11 @@ class TransformerBlock(keras.layers.Layer):
             return flat(drop_path(whole(branch), training=True))
 
         x = flat(inputs)
-        y = flat(self.attention(whole(self.attention_norm(x)), training=training))
+        y = whole(self.attention_norm(x))
+        if gates is None:
+            y = flat(self.attention(y, training=training))
+        else:
+            y = flat(self.attention.gated(y, gates))
         y = self.dropout(y, training=training)
         if self.attention_scale is not None:
             y = self.attention_scale(y)
@@ -173,6 +177,18 @@ class TransformerBlock(keras.layers.Layer):
         """
         normed = self.attention_norm(inputs)
         return self.attention(normed, training=False, return_attention_scores=True)[1]
+
+    def gated(self, inputs, gates):
+        """The block in inference, with its attention probabilities multiplied by gates.
+
+        Args:
+            inputs: `(batch, tokens, hidden_dim)`.
+            gates: `(batch, num_heads, tokens, tokens)`, float32.
+
+        Returns:
+            `(batch, tokens, hidden_dim)`.
+        """
+        return self._forward(inputs, False, gates)
 
     def compute_output_shape(self, input_shape):
         return input_shape

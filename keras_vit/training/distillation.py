@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from types import MappingProxyType
 from typing import Any
 
@@ -12,6 +11,7 @@ from keras import ops
 
 from keras_vit import _checks
 from keras_vit.engines.engine import current
+from keras_vit.engines.gradients import untracked
 from keras_vit.engines.model_hooks import SpreadsOut
 from keras_vit.engines.replicas import replicas_in_step
 from keras_vit.models import compiled
@@ -165,7 +165,7 @@ class Distiller(SpreadsOut, keras.Model):
             images = ops.image.resize(
                 images, size, interpolation="bilinear", data_format="channels_last"
             )
-        with _no_gradient():
+        with untracked():
             answers = ops.cast(_called(self.teacher, images, False), "float32")
         answers = ops.stop_gradient(answers)
         if self.teacher_outputs == "probabilities":
@@ -322,12 +322,3 @@ def _check_together(student, teacher, heads) -> None:
 def _without(variables: list, others: list) -> list:
     left_out = {id(variable) for variable in others}
     return [variable for variable in variables if id(variable) not in left_out]
-
-
-def _no_gradient():
-    """A context in which PyTorch keeps nothing for a backward pass; others need none."""
-    if keras.backend.backend() != "torch":
-        return contextlib.nullcontext()
-    import torch
-
-    return torch.no_grad()
