@@ -34,7 +34,7 @@ ROWS = [
         "engines": ("keras", "numpy"),  # and `jax_engine` JAX, see `outside`
         "layers": ("keras", "numpy"),
         "checkpoints": ("numpy",),
-        "data": ("tensorflow", "numpy"),
+        "data": ("numpy",),  # TensorFlow and Pillow through `_deps`
     },
     {"optimizers": ("keras",)},
     {"models": ("keras", "numpy")},

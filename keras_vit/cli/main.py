@@ -18,6 +18,8 @@ COMMANDS = {
     "train": "train a model on pictures, or go on with a run",
     "evaluate": "measure a model on labelled pictures",
     "predict": "name what pictures show",
+    "inspect": "write a page to look into a model: attention, positions, features",
+    "demo": "serve that page to this computer, for pictures that are dropped on it",
     "convert": "write a checkpoint in another project's format",
     "export": "write a model for TF Serving, TFLite, ONNX or OpenVINO, and verify it",
     "describe": "say what a checkpoint holds, and whether it would load",

@@ -48,6 +48,29 @@ def load(source: str, **arguments) -> tuple[Any, dict[str, Any]]:
     return load_model(path), known
 
 
+def load_to_look(source: str, image_size: tuple[int, int] | None) -> tuple[Any, dict[str, Any]]:
+    """Loads a Vision Transformer to look into, and what its run says about it.
+
+    Args:
+        source: as in `load`.
+        image_size: height and width to look at pictures in; `None`: the model's own.
+
+    Returns:
+        The model, and a dict with `class_names` and `evaluation` where they are known.
+
+    Raises:
+        ValueError: if there is no such model, it is of another kind, or takes scaled pixels.
+    """
+    from keras_vit.inspection.page import check_pixels
+    from keras_vit.models import resize
+
+    model, known = load(source)
+    check_pixels(model)
+    if image_size is not None:
+        model = resize(model, (*image_size, model.flat_config["image_shape"][2]))
+    return model, known
+
+
 def _facts(config: Path) -> dict[str, Any]:
     """What the directory of a run says; empty where that is none, or its file is damaged."""
     try:

@@ -25,6 +25,17 @@ def positive(text: str) -> int:
 positive.__name__ = "positive integer"  # argparse's word for it
 
 
+def port(text: str) -> int:
+    """A port, for argparse; 0 stands for any that is free."""
+    value = int(text)
+    if not 0 <= value <= 65535:
+        raise ValueError
+    return value
+
+
+port.__name__ = "port"
+
+
 class _Size(argparse.Action):
     """One side, or height and width."""
 
@@ -99,6 +110,44 @@ def add_inference_options(parser: argparse.ArgumentParser, batch_size: int, json
     parser.add_argument("--crop", choices=EVALUATION_CROPS, help="the run's, else squash")
     parser.add_argument("--json", action="store_true", help=json)
     add_backend_option(parser)
+
+
+def add_looked_at_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the model that is looked into, and how pictures come to it."""
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="a run's directory, .keras file, checkpoint, hf:// or https:// address",
+    )
+    parser.add_argument(
+        "--image-size",
+        type=positive,
+        nargs="+",
+        action=_Size,
+        metavar="N",
+        help="side, or height and width, to look at pictures in; positions are resampled",
+    )
+    parser.add_argument("--crop", choices=EVALUATION_CROPS, help="the run's, else squash")
+    add_backend_option(parser)
+
+
+def picture_paths(patterns: list[str]) -> list[str]:
+    """The files that names and patterns stand for, each once.
+
+    Raises:
+        ValueError: if there are none for one of them, or it is a directory.
+    """
+    found: list[str] = []
+    for pattern in patterns:
+        # A file whose name looks like a pattern is meant itself.
+        names = [pattern] if Path(pattern).exists() else sorted(glob.glob(pattern, recursive=True))
+        names = [name for name in names if not Path(name).is_dir()]
+        if not names and Path(pattern).is_dir():
+            raise ValueError(f"{pattern} is a directory: name its pictures, as '{pattern}/*.jpg'.")
+        if not names:
+            raise ValueError(f"No such file, and no file matches: {pattern}")
+        found += names
+    return list(dict.fromkeys(found))
 
 
 def check_data(option: str, spec: str | None) -> None:

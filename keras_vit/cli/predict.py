@@ -7,10 +7,8 @@ keras-vit predict --model runs/a --json "pictures/**/*.png" > found.jsonl
 from __future__ import annotations
 
 import argparse
-import glob
 import json
 import sys
-from pathlib import Path
 
 from keras_vit.cli import options as shared
 
@@ -25,30 +23,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def check(options: argparse.Namespace) -> None:
     """Raises a ValueError on bad arguments, before Keras is imported."""
     shared.check_model("--model", options.model)
-    _paths(options.files)
-
-
-def _paths(patterns: list[str]) -> list[str]:
-    """The files that names and patterns stand for, each once."""
-    found: list[str] = []
-    for pattern in patterns:
-        # A file whose name looks like a pattern is meant itself.
-        names = [pattern] if Path(pattern).exists() else sorted(glob.glob(pattern, recursive=True))
-        names = [name for name in names if not Path(name).is_dir()]
-        if not names and Path(pattern).is_dir():
-            raise ValueError(f"{pattern} is a directory: name its pictures, as '{pattern}/*.jpg'.")
-        if not names:
-            raise ValueError(f"No such file, and no file matches: {pattern}")
-        found += names
-    return list(dict.fromkeys(found))
+    shared.picture_paths(options.files)
 
 
 def run(options: argparse.Namespace) -> int:
     """Predicts and prints; the status is 1 if no picture could be read."""
     from keras_vit.cli.models import load
     from keras_vit.data import read_images
+    from keras_vit.inspection import probabilities
 
-    paths = _paths(options.files)
+    paths = shared.picture_paths(options.files)
     model, known = load(options.model)
     config = model.flat_config
     if config["num_classes"] is None:
@@ -68,20 +52,10 @@ def run(options: argparse.Namespace) -> int:
             print(f"{path}: {reason}", file=sys.stderr)
         read += len(images)
         if len(images):
-            for row, index in zip(_probabilities(model, images), indices, strict=True):
+            for row, index in zip(probabilities(model, images), indices, strict=True):
                 order = (-row).argsort(kind="stable")[:top]
                 _show(chunk[index], [(names[i], float(row[i])) for i in order], options, width)
     return 0 if read else 1
-
-
-def _probabilities(model, images):
-    import keras
-
-    logits = model.predict(images, verbose=0)
-    activation = model.flat_config["classifier_activation"]
-    if activation is not None:
-        return logits
-    return keras.ops.convert_to_numpy(keras.ops.softmax(logits, axis=-1))
 
 
 def _show(path: str, found, options: argparse.Namespace, width: int) -> None:

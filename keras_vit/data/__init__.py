@@ -1,34 +1,37 @@
-"""Labelled pictures as batches for training and evaluation: tf.data, whatever the backend."""
+"""Labelled pictures as batches for training and evaluation: tf.data, whatever the backend.
 
-from keras_vit import _deps
+What reads single pictures needs Pillow alone, so each name is imported when it is asked for.
+"""
 
-_deps.optional("tensorflow", "data", "keras_vit.data")
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from keras_vit.data.arrays import ArraySource
+    from keras_vit.data.checks import check_pixels
+    from keras_vit.data.decoding import BadPicture, decode
+    from keras_vit.data.folder import FileSource
+    from keras_vit.data.pipelines import Pipeline, pipeline
+    from keras_vit.data.reading import decode_image, read_images, throughput
+    from keras_vit.data.records import RecordSource, write_tfrecords
+    from keras_vit.data.source import Source, Subset, split_source
+    from keras_vit.data.sources import open_source, open_splits
+    from keras_vit.data.transforms import Preparation
 
-def _leave_accelerators() -> None:
-    """Keeps TensorFlow off the GPU where another backend needs it."""
-    import keras
-    import tensorflow as tf
-
-    if keras.backend.backend() != "tensorflow":
-        try:
-            tf.config.set_visible_devices([], "GPU")
-        except (RuntimeError, ValueError):
-            return  # TensorFlow already runs, as its user has set it up
-
-
-_leave_accelerators()
-
-from keras_vit.data.arrays import ArraySource  # noqa: E402
-from keras_vit.data.checks import check_pixels  # noqa: E402
-from keras_vit.data.decoding import BadPicture, decode  # noqa: E402
-from keras_vit.data.folder import FileSource  # noqa: E402
-from keras_vit.data.pipeline import Pipeline, pipeline  # noqa: E402
-from keras_vit.data.reading import read_images, throughput  # noqa: E402
-from keras_vit.data.records import RecordSource, write_tfrecords  # noqa: E402
-from keras_vit.data.source import Source, Subset, split_source  # noqa: E402
-from keras_vit.data.sources import open_source, open_splits  # noqa: E402
-from keras_vit.data.transforms import Preparation  # noqa: E402
+# Module -> what of it is public.
+_HOMES = {
+    "arrays": ("ArraySource",),
+    "checks": ("check_pixels",),
+    "decoding": ("BadPicture", "decode"),
+    "folder": ("FileSource",),
+    "pipelines": ("Pipeline", "pipeline"),
+    "reading": ("decode_image", "read_images", "throughput"),
+    "records": ("RecordSource", "write_tfrecords"),
+    "source": ("Source", "Subset", "split_source"),
+    "sources": ("open_source", "open_splits"),
+    "transforms": ("Preparation",),
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "ArraySource",
@@ -41,6 +44,7 @@ __all__ = [
     "Subset",
     "check_pixels",
     "decode",
+    "decode_image",
     "open_source",
     "open_splits",
     "pipeline",
@@ -49,3 +53,15 @@ __all__ = [
     "throughput",
     "write_tfrecords",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

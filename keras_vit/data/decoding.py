@@ -18,7 +18,7 @@ import numpy as np
 
 from keras_vit import _deps
 
-Image: Any = _deps.optional("PIL.Image", "data", "Decoding pictures")
+Image: Any = _deps.optional("PIL.Image", "pictures", "Decoding pictures")
 
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP")
 ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".bmp", ".dib", ".webp")

@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection
 from contextlib import contextmanager
 
 import numpy as np
-import tensorflow as tf
 
 from keras_vit.data.decoding import BadPicture, Encoded, Image, open_picture
+from keras_vit.data.framework import tf
 from keras_vit.data.source import Source
 from keras_vit.data.transforms import Preparation
 

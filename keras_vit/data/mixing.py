@@ -6,7 +6,8 @@ References: MixUp, arXiv 1710.09412; CutMix, arXiv 1905.04899.
 from __future__ import annotations
 
 import numpy as np
-import tensorflow as tf
+
+from keras_vit.data.framework import tf
 
 
 def draw(

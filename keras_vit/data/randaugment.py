@@ -17,8 +17,8 @@ import numpy as np
 from keras_vit import _deps
 from keras_vit.data.decoding import Image
 
-ImageOps: Any = _deps.optional("PIL.ImageOps", "data", "RandAugment")
-ImageEnhance: Any = _deps.optional("PIL.ImageEnhance", "data", "RandAugment")
+ImageOps: Any = _deps.optional("PIL.ImageOps", "pictures", "RandAugment")
+ImageEnhance: Any = _deps.optional("PIL.ImageEnhance", "pictures", "RandAugment")
 
 GREY = 128
 MAX_LEVEL = 10.0

@@ -37,21 +37,56 @@ def read_images(
         Images `(n, height, width, channels)` uint8; which of the paths they are; and
         `(path, reason)` of those that could not be read.
     """
-    _checks.choice("crop", crop, ("squash", "resize_small", "none"))
-    _checks.choice("channels", channels, (1, 3))
     size = _checks.int_pair("image_size", image_size)
-    prepare = Preparation(size, channels, crop=crop, interpolation=interpolation)
-    rng = np.random.default_rng(0)  # nothing is drawn
+    options = {"crop": crop, "interpolation": interpolation, "max_pixels": max_pixels}
+    check_reading(channels, crop)
     images, read, problems = [], [], []
     for position, path in enumerate(paths):
         try:
             with open(path, "rb") as file:
-                images.append(prepare(open_picture(file.read(), max_pixels), rng))
+                images.append(decode_image(file.read(), size, channels, **options))
             read.append(position)
         except (BadPicture, OSError) as error:
             problems.append((os.fspath(path), str(error)))
     shape = (0, *size, channels)
     return (np.stack(images) if images else np.zeros(shape, "uint8")), read, problems
+
+
+def decode_image(
+    data: bytes,
+    image_size: int | tuple[int, int],
+    channels: int = 3,
+    crop: str = "squash",
+    interpolation: str = "bilinear",
+    max_pixels: int = MAX_PIXELS,
+) -> np.ndarray:
+    """Decodes a file's bytes as evaluation does.
+
+    Args:
+        data: the file's bytes.
+        image_size: (height, width), or one number.
+        channels: 3 for RGB, 1 for grey.
+        crop: "squash", "resize_small" or "none", see `Preparation`.
+        interpolation: see `Preparation`.
+        max_pixels: a picture that declares more is not decoded.
+
+    Returns:
+        `(height, width, channels)`, uint8.
+
+    Raises:
+        BadPicture: if it is no picture, damaged or too large.
+    """
+    check_reading(channels, crop)
+    size = _checks.int_pair("image_size", image_size)
+    prepare = Preparation(size, channels, crop=crop, interpolation=interpolation)
+    rng = np.random.default_rng(0)  # nothing is drawn
+    return prepare(open_picture(data, max_pixels), rng)
+
+
+def check_reading(channels: int, crop: str) -> None:
+    """Raises a ValueError unless pictures can be read so without chance."""
+    _checks.choice("crop", crop, ("squash", "resize_small", "none"))
+    _checks.choice("channels", channels, (1, 3))
 
 
 def throughput(pipe: Any, batches: int = 30, warm_up: int = 2, progress: bool = True) -> float:

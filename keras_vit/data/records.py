@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import tensorflow as tf
 
 from keras_vit import _atomic, _checks
 from keras_vit._progress import ProgressLine
+from keras_vit.data.framework import tf
 from keras_vit.data.source import Source, printable
 
 IMAGE_KEY, LABEL_KEY, NAME_KEY = "image/encoded", "image/class/label", "image/filename"

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import tensorflow as tf
+from keras_vit.data.framework import tf
 
 _MIXERS = ("MixUp", "CutMix")
 

@@ -2,11 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 import keras
 import numpy as np
 
 from keras_vit.inspection.subject import block_index, check, on_grid, values_at
 from keras_vit.models.vit import VisionTransformer
+
+
+def iter_patch_features(
+    model: VisionTransformer, images, layers: Iterable[int] | None = None
+) -> Iterator[np.ndarray]:
+    """The patches' tokens behind each block, one block after the other.
+
+    Args:
+        model: a `VisionTransformer`.
+        images: `(batch, height, width, channels)`, as the model takes them.
+        layers: indices of blocks, negative ones from the end; `None` for all.
+
+    Yields:
+        For each of the blocks `(batch, grid_height, grid_width, hidden_dim)`, float32.
+
+    Raises:
+        ValueError: if the model is no `VisionTransformer`, or has no such block.
+    """
+    check(model)
+    blocks = model.encoder_blocks
+    places = range(len(blocks)) if layers is None else layers
+    outputs = [blocks[block_index("layers", i, len(blocks))].output for i in places]
+    return _features(model, images, outputs)
+
+
+def _features(model, images, outputs) -> Iterator[np.ndarray]:
+    for tokens in values_at(model, outputs, images) if outputs else ():
+        values = keras.ops.convert_to_numpy(keras.ops.cast(tokens, "float32"))
+        yield on_grid(model, values[:, model.num_prefix_tokens :])
 
 
 def patch_features(model: VisionTransformer, images, layer: int = -1) -> np.ndarray:
@@ -24,11 +55,8 @@ def patch_features(model: VisionTransformer, images, layer: int = -1) -> np.ndar
         ValueError: if the model is no `VisionTransformer`, or has no such block.
     """
     check(model)
-    blocks = model.encoder_blocks
-    place = block_index("layer", layer, len(blocks))
-    (tokens,) = values_at(model, [blocks[place].output], images)
-    tokens = keras.ops.convert_to_numpy(keras.ops.cast(tokens, "float32"))
-    return on_grid(model, tokens[:, model.num_prefix_tokens :])
+    place = block_index("layer", layer, len(model.encoder_blocks))
+    return next(iter_patch_features(model, images, [place]))
 
 
 def token_norms(features: np.ndarray) -> np.ndarray:

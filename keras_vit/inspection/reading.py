@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import keras
 import numpy as np
 
 from keras_vit.inspection.attention import iter_attention_maps, pooling_attention
@@ -38,19 +37,3 @@ def output_attention(model: VisionTransformer, images, layer: int | None = None)
         rows = reads(model) @ scores
     patches = np.moveaxis(rows[..., model.num_prefix_tokens :], 1, 2)  # (batch, patches, heads)
     return np.moveaxis(on_grid(model, patches), 3, 1)
-
-
-def upsampled(maps: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Maps of a grid at the size of a picture, bilinearly.
-
-    Args:
-        maps: `(..., grid_height, grid_width)`.
-        size: `(height, width)` in pixels.
-
-    Returns:
-        `(..., height, width)`, float32, between the values of the maps.
-    """
-    leading, grid = maps.shape[:-2], maps.shape[-2:]
-    flat = keras.ops.convert_to_tensor(maps.reshape(-1, *grid, 1), dtype="float32")
-    found = keras.ops.image.resize(flat, size, "bilinear", data_format="channels_last")
-    return keras.ops.convert_to_numpy(found).reshape(*leading, *size)

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vit.engines.gradients import pull_back, untracked
+from keras_vit.engines.gradients import pull_back
 from keras_vit.inspection.subject import block_index, check, on_grid, reads, values_at
 from keras_vit.models.vit import VisionTransformer
 
@@ -93,22 +93,17 @@ def _from_the_end(model, images, classes) -> Iterator[tuple[int | None, np.ndarr
     *inputs, tokens, scores = values_at(model, tensors, images)
     cotangent = _one_hot(keras.ops.convert_to_numpy(scores), classes)
     cotangent = keras.ops.convert_to_tensor(cotangent)
-    if model.flat_config["pooling"] == "map":
+    attends = model.flat_config["pooling"] == "map"
+    probe = [_gates(tokens, (model.flat_config["num_heads"], 1))] if attends else []
+
+    def read(tokens, *gates):
         pooling = model.get_layer("pooling")
-        gates = _gates(tokens, (model.flat_config["num_heads"], 1))
+        instead = {"pooling": lambda x: pooling.gated(x, *gates)} if gates else {}
+        return _behind(model, blocks[-1].output, tokens, logits, instead)
 
-        def read(tokens, gates):
-            attends = {"pooling": lambda x: pooling.gated(x, gates)}
-            return _behind(model, blocks[-1].output, tokens, logits, attends)
-
-        cotangent, weighted = pull_back(read, [tokens, gates], cotangent)
+    cotangent, *found = pull_back(read, [tokens, *probe], cotangent)
+    for weighted in found:
         yield None, keras.ops.convert_to_numpy(weighted)
-    else:
-
-        def read(tokens):
-            return _behind(model, blocks[-1].output, tokens, logits, {})
-
-        (cotangent,) = pull_back(read, [tokens], cotangent)
     for place in reversed(range(len(blocks))):
         # Positions that are added between blocks leave the gradient as it is.
         x = inputs.pop()

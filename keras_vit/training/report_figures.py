@@ -9,38 +9,14 @@ from typing import Any
 import numpy as np
 
 from keras_vit._deps import optional
-from keras_vit.training import report_pictures as pictures
+from keras_vit.inspection import pictures
+from keras_vit.inspection.figure_style import BLUE, INK, MUTED, ORANGE, RED, STYLE
 from keras_vit.training.report_content import curves
+from keras_vit.training.report_matrix import RIGHT, WRONG, strengths
 
-INK, MUTED, LINES = "#111827", "#6b7280", "#e5e7eb"
-BLUE, ORANGE, RED = "#2563eb", "#ea580c", "#dc2626"
 WIDTH = 13.0
 BARS = 24
 BARS_COLOR = "#93b4f7"
-_STYLE = {
-    "font.family": "DejaVu Sans",
-    "font.size": 9,
-    "text.color": INK,
-    "text.usetex": False,
-    "axes.edgecolor": LINES,
-    "axes.labelcolor": MUTED,
-    "axes.titlesize": 11,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.titlepad": 8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.grid": False,
-    "grid.color": LINES,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "xtick.labelsize": 8,
-    "ytick.labelsize": 8,
-    "figure.facecolor": "white",
-    "savefig.facecolor": "white",
-    "legend.frameon": False,
-}
 
 
 def draw(path: Path, *, title, history, result, mistakes, attention, classes) -> None:
@@ -65,7 +41,7 @@ def draw(path: Path, *, title, history, result, mistakes, attention, classes) ->
     heights["mistakes"] = 0.5 + rows * (min(cell, 3.0) + 0.5) if rows else 0
     parts = [name for name, height in heights.items() if height]
     sizes = [heights[name] for name in parts]
-    with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
+    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
         # Names in scripts that the font lacks become boxes; the page shows them.
         warnings.filterwarnings("ignore", "Glyph .* missing from")
         figure = figures.Figure(figsize=(WIDTH, sum(sizes)), layout="constrained")
@@ -163,8 +139,8 @@ def _matrix(block, result, classes) -> None:
     axes = block.subplots()
     matrix = result.confusion_of(classes)
     counts = np.array([result.classes[index].count for index in classes])
-    strength = pictures.strengths(matrix, counts)[..., None]
-    hue = np.where(np.eye(len(classes), dtype=bool)[..., None], pictures.RIGHT, pictures.WRONG)
+    strength = strengths(matrix, counts)[..., None]
+    hue = np.where(np.eye(len(classes), dtype=bool)[..., None], RIGHT, WRONG)
     cells = (255 * (1 - strength) + hue * strength) / 255
     axes.imshow(cells, aspect="equal")
     names = [shorten(result.class_names[index], 18) for index in classes]

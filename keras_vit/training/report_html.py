@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import html
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from keras_vit.evaluation import Evaluation
-from keras_vit.training import report_pictures as pictures
+from keras_vit.inspection import pictures
 from keras_vit.training.report_content import curves
+from keras_vit.training.report_matrix import strengths
 
 SIDE = 160
 _STYLE = """
@@ -194,7 +194,7 @@ def _ticks(low: float, high: float) -> list[float]:
 def _matrix(result: Evaluation, classes: Sequence[int]) -> str:
     matrix = result.confusion_of(classes)
     counts = np.array([result.classes[index].count for index in classes])
-    strength = pictures.strengths(matrix, counts)
+    strength = strengths(matrix, counts)
     names = [html.escape(result.class_names[index]) for index in classes]
     head = "".join(f'<th scope="col" title="{name}">{name}</th>' for name in names)
     rows = []
@@ -281,5 +281,4 @@ def _mistakes(result: Evaluation, mistakes, attention) -> str:
 
 
 def _image(image: np.ndarray, words: str) -> str:
-    data = base64.b64encode(pictures.png(image)).decode("ascii")
-    return f'<img alt="{words}" src="data:image/png;base64,{data}">'
+    return f'<img alt="{words}" src="{pictures.data_url(image)}">'

@@ -50,14 +50,3 @@ def test_pooling_that_attends():
     np.testing.assert_allclose(found.sum((2, 3)), 1, atol=1e-5)
     last = inspection.output_attention(model, IMAGES, -1)
     assert np.abs(last - found).max() > 1e-3
-
-
-def test_upsampled():
-    maps = harness.noise((2, 3, 2, 3))
-    found = inspection.upsampled(maps, (16, 24))
-    assert found.shape == (2, 3, 16, 24) and found.dtype == "float32"
-    np.testing.assert_allclose(found[..., 0, 0], maps[..., 0, 0], atol=1e-6)
-    np.testing.assert_allclose(found[..., -1, -1], maps[..., -1, -1], atol=1e-6)
-    # Halfway between two cells' centres.
-    between = found[..., 0, 7:9].mean(-1)
-    np.testing.assert_allclose(between, maps[..., 0, :2].mean(-1), atol=1e-5)

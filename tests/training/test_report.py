@@ -1,11 +1,9 @@
 """The report: what is in it, that it stands alone, and that names do no harm."""
 
 import base64
-import io
 import re
 import sys
 import xml.etree.ElementTree as ElementTree
-import zlib
 from html.parser import HTMLParser
 
 import harness
@@ -15,7 +13,7 @@ import pytest
 import keras_vit
 from keras_vit import inspection
 from keras_vit.evaluation import metrics
-from keras_vit.training import report_pictures as pictures
+from keras_vit.inspection import pictures
 from keras_vit.training.report import Mistakes, worst_mistakes, write_report
 from keras_vit.training.report_content import curves, shown_classes
 
@@ -248,34 +246,6 @@ def test_plots_lie_inside_their_frames(result, tmp_path):
             for line in tree.findall("polyline"):
                 points = np.array([p.split(",") for p in line.get("points").split()], float)
                 assert (points >= [57, 9]).all() and (points <= [313, 151]).all()
-
-
-def test_png_is_what_was_drawn():
-    image = harness.pixels((5, 7, 3)).astype("uint8")
-    data = pictures.png(image)
-    assert png_size(data) == (7, 5)
-    start = data.index(b"IDAT") + 4
-    size = int.from_bytes(data[start - 8 : start - 4], "big")
-    rows = np.frombuffer(zlib.decompress(data[start : start + size]), "uint8").reshape(5, 22)
-    assert not rows[:, 0].any()
-    np.testing.assert_array_equal(rows[:, 1:].reshape(5, 7, 3), image)
-    read = pytest.importorskip("matplotlib.image").imread
-    path = io.BytesIO(data)
-    np.testing.assert_array_equal(np.rint(read(path, format="png") * 255), image)
-
-
-def test_overlays_are_warm_where_the_attention_is():
-    grey = np.full((40, 60, 3), 128, "uint8")
-    shares = np.zeros((2, 3), "float32")
-    shares[1, 2] = 1
-    drawn = pictures.overlay(grey, shares).astype(int)
-    warmth = drawn[..., 0] - drawn[..., 2]
-    assert np.unravel_index(warmth.argmax(), warmth.shape) >= (25, 45)
-    assert warmth[35, 55] > 50 > warmth[5, 5]
-    flat = pictures.overlay(grey, np.full((2, 3), 1 / 6, "float32"))
-    assert (flat == flat[0, 0]).all()
-    assert pictures.as_rgb(np.zeros((4, 4, 2), "uint8")).shape == (4, 4, 3)
-    assert pictures.reduce(np.zeros((999, 1500, 3), "uint8"), 320).shape == (333, 500, 3)
 
 
 def test_a_failure_leaves_the_old_report(result, tmp_path, monkeypatch):

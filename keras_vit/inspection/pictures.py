@@ -1,14 +1,13 @@
-"""Pictures of a report as arrays: displayable images, attention laid over them, matrices."""
+"""What was found as pictures: maps at the size of an image, laid over it, as PNG files."""
 
 from __future__ import annotations
 
+import base64
 import struct
 import zlib
 
 import numpy as np
 
-RIGHT = (37, 99, 235)
-WRONG = (220, 38, 38)
 # From no attention to all of it; drawn over a greyed picture.
 _HEAT = np.array([(40, 20, 90), (150, 40, 130), (240, 90, 70), (255, 215, 100)], "float32")
 
@@ -45,30 +44,73 @@ def overlay(image: np.ndarray, shares: np.ndarray) -> np.ndarray:
         `(height, width, 3)`, uint8: the picture in grey where nothing is attended to, warm
         where much is.
     """
-    heat = _stretched(shares.astype("float32"), image.shape[:2])
-    low, high = float(heat.min()), float(heat.max())
-    # Without this, rounding errors of a flat map would look like attention.
-    spread = high - low if high - low > 1e-6 * max(high, 1e-6) else np.inf
-    heat = (heat - low) / spread
-    positions = heat * (len(_HEAT) - 1)
-    below = np.minimum(positions.astype(int), len(_HEAT) - 2)
-    part = (positions - below)[..., None]
-    color = _HEAT[below] * (1 - part) + _HEAT[below + 1] * part
+    heat = stretched(upsampled(shares, image.shape[:2]))
+    color = heat_colors(heat)
     grey = (image.astype("float32") @ np.array([0.299, 0.587, 0.114], "float32"))[..., None]
     strength = 0.25 + 0.45 * heat[..., None]
     return np.clip(grey * (1 - strength) + color * strength, 0, 255).astype("uint8")
 
 
-def _stretched(values: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
-    """Bilinear, with the cells' centres where they lie on the picture."""
-    for axis, size in enumerate(shape):
+def laid(image: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """A map as a picture of the image's size.
+
+    Args:
+        image: `(height, width, 3)`, uint8.
+        values: `(rows, columns)`, which are laid over the image, or `(rows, columns, 3)` in 0..1,
+            which are colours.
+
+    Returns:
+        `(height, width, 3)`, uint8.
+    """
+    if values.ndim == 2:
+        return overlay(image, values)
+    colors = np.moveaxis(upsampled(np.moveaxis(values, -1, 0), image.shape[:2]), 0, -1)
+    return np.rint(255 * np.clip(colors, 0, 1)).astype("uint8")
+
+
+def stretched(values: np.ndarray) -> np.ndarray:
+    """Values from 0 for the lowest to 1 for the highest; zeros where all are alike."""
+    low, high = float(values.min()), float(values.max())
+    # Without this, rounding errors of a flat map would look like attention.
+    spread = high - low if high - low > 1e-6 * max(abs(high), 1e-6) else np.inf
+    return (values - low) / spread
+
+
+def heat_colors(values: np.ndarray) -> np.ndarray:
+    """Colours from dark to bright.
+
+    Args:
+        values: any shape, 0 to 1.
+
+    Returns:
+        The same shape and three channels, float32, 0 to 255.
+    """
+    positions = values * (len(_HEAT) - 1)
+    below = np.minimum(positions.astype(int), len(_HEAT) - 2)
+    part = (positions - below)[..., None]
+    return _HEAT[below] * (1 - part) + _HEAT[below + 1] * part
+
+
+def upsampled(maps: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Maps of a grid at the size of a picture, bilinearly.
+
+    The cells' centres lie where they lie on the picture.
+
+    Args:
+        maps: `(..., grid_height, grid_width)`.
+        size: `(height, width)` in pixels.
+
+    Returns:
+        `(..., height, width)`, float32, between the values of the maps.
+    """
+    values = np.asarray(maps, "float32")
+    for axis, length in zip((-2, -1), size, strict=True):
         cells = values.shape[axis]
-        positions = np.clip((np.arange(size) + 0.5) * cells / size - 0.5, 0, cells - 1)
+        positions = np.clip((np.arange(length) + 0.5) * cells / length - 0.5, 0, cells - 1)
         below = np.minimum(positions.astype(int), max(cells - 2, 0))
-        part = positions - below
+        part = (positions - below).astype("float32")
+        part = part[:, None] if axis == -2 else part
         above = np.minimum(below + 1, cells - 1)
-        shape_of_part = [-1 if i == axis else 1 for i in range(2)]
-        part = part.reshape(shape_of_part).astype("float32")
         values = values.take(below, axis) * (1 - part) + values.take(above, axis) * part
     return values
 
@@ -93,18 +135,10 @@ def png(image: np.ndarray) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + parts
 
 
-def strengths(matrix: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """How strongly each cell of a confusion matrix is coloured.
+def data_url(image: np.ndarray) -> str:
+    """A picture as an address that holds it, for a page.
 
     Args:
-        matrix: `(size, size)`; rows are true classes.
-        counts: `(size,)`, all images of each true class, also those taken for other classes.
-
-    Returns:
-        `(size, size)`, 0 to 1: the share of the row; of mistakes its root, so that one in a
-        hundred can be seen.
+        image: `(height, width, 3)`, uint8.
     """
-    shares = matrix / np.maximum(counts, 1)[:, None]
-    mistakes = np.sqrt(shares)
-    np.fill_diagonal(mistakes, np.diagonal(shares))
-    return mistakes
+    return f"data:image/png;base64,{base64.b64encode(png(image)).decode('ascii')}"

@@ -6,13 +6,13 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from keras_vit import _checks
 from keras_vit.data import mixing, user_transforms
 from keras_vit.data.checks import check_pixels
 from keras_vit.data.decoding import MAX_PIXELS
 from keras_vit.data.examples import BadExamples, Examples, check_label, for_tf_data
+from keras_vit.data.framework import tf
 from keras_vit.data.order import Order
 from keras_vit.data.source import Source
 from keras_vit.data.sources import open_source
