@@ -1,4 +1,7 @@
-"""`keras-vit train`, `evaluate`, `predict` and `benchmark`: what they do, write and refuse."""
+"""Commands that train, evaluate, predict and measure: what they do, write and refuse.
+
+What `inspect` and `demo` do is in `test_cli_inspect`.
+"""
 
 import json
 import os
@@ -49,6 +52,7 @@ TINY = (*TRAIN, "--model", "vit_ti16")
 BIT = (*TRAIN, "--model", "BiT R50x1", "--set", "layer_decay=1.0")
 EVALUATE = ("evaluate", "--model", "w.keras", "--data", "data")
 PREDICT = ("predict", "--model", "w.keras")
+INSPECT = ("inspect", "w.keras")
 BENCHMARK = ("benchmark", "data", "--data", "data")
 
 # Command line -> status, and words that the message has to have.
@@ -121,6 +125,18 @@ WRONG = [
     ((*PREDICT, "data"), 1, ("data is a directory", "data/*.jpg")),
     ((*PREDICT, "w.keras", "--top", "0"), 2, ("--top", "positive integer", "'0'")),
     (PREDICT, 2, ("FILE",)),
+    (("inspect", "none", "w.keras", "--output", "p.html"), 1, ("MODEL", "none")),
+    ((*INSPECT, "none.png", "--output", "p.html"), 1, ("none.png",)),
+    ((*INSPECT, "data", "--output", "p.html"), 1, ("data is a directory", "data/*.jpg")),
+    ((*INSPECT, "w.keras", "--output", "p.pdf"), 1, ("--output", "report.html", "p.pdf")),
+    ((*INSPECT, "w.keras", "--output", "none/p.html"), 1, ("--output", "no folder none")),
+    ((*INSPECT, "w.keras", "--output", "old.html"), 1, ("old.html exists", "--overwrite")),
+    ((*INSPECT, "w.keras", "--output", "p.html", "--hover", "x"), 2, ("--hover", "mean", "'x'")),
+    ((*INSPECT, "w.keras", "--output", "p.html", "--image-size", "0"), 2, ("--image-size", "'0'")),
+    ((*INSPECT, "w.keras"), 2, ("--output",)),
+    (("demo", "none"), 1, ("MODEL", "none")),
+    (("demo", "w.keras", "--port", "70000"), 2, ("--port", "'70000'")),
+    (("demo", "w.keras", "--port", "http"), 2, ("--port", "'http'")),
     (("benchmark", "data", "--data", "none"), 1, ("--data", "none")),
     (("benchmark", "x", "--data", "data"), 2, ("'x'", "'data'")),
     ((*BENCHMARK, "--recipe", "x"), 1, ("recipe", "finetune", "'x'")),
@@ -136,6 +152,7 @@ def answers(tmp_path_factory):
     for name in ("data/a", "data/b"):
         (folder / name).mkdir(parents=True)
     (folder / "w.keras").write_text("no model")
+    (folder / "old.html").write_text("old")
     before = sorted(folder.rglob("*"))
     process = subprocess.run(
         [sys.executable, "-c", CHILD],

@@ -1,5 +1,8 @@
 """Looking inside a model: attention maps and rollout."""
 
+import gc
+import weakref
+
 import harness
 import keras
 import numpy as np
@@ -149,6 +152,24 @@ def test_rollouts_that_there_are_not(model, images, options, message):
 def test_maps_come_one_after_the_other(model, images):
     maps = inspection.iter_attention_maps(model, images, layers=(2, 0))
     np.testing.assert_array_equal(next(maps), inspection.attention_maps(model, images)[2])
+
+
+def test_one_map_is_in_memory_at_a_time(model, images):
+    known = []
+    for scores in inspection.iter_attention_maps(model, images):
+        # Backends may share memory with the array, whose owner then counts.
+        owner = scores if scores.base is None else scores.base
+        known.append(weakref.ref(owner if isinstance(owner, np.ndarray) else scores))
+        del scores, owner
+        gc.collect()
+        assert [ref() is not None for ref in known[:-1]] == [False] * (len(known) - 1)
+    assert len(known) == 3
+
+
+def test_nothing_is_kept_for_a_backward_pass(model, images):
+    tensors = [block.input for block in model.encoder_blocks]
+    found = inspection.subject.values_at(model, tensors, images)
+    assert not any(getattr(x, "requires_grad", False) for x in found)
 
 
 def test_a_model_of_another_kind(images):

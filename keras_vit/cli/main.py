@@ -52,6 +52,7 @@ _OPTIONS = (
     (r"\bmesh=(\d+x\d+)", r"--mesh \1"),
     (r"`mesh`", "--mesh"),
     (r"`resampling`", "--resampling"),
+    (r"`port`", "--port"),
     (r"\bpass overwrite=True", "pass --overwrite"),
 )
 

@@ -45,7 +45,7 @@ class Server(ThreadingHTTPServer):
 
     Raises:
         ValueError: if the model is no `VisionTransformer` or takes scaled pixels.
-        OSError: if the address is taken.
+        OSError: if the address is taken, or not this computer's.
     """
 
     daemon_threads = True
@@ -74,7 +74,12 @@ class Server(ThreadingHTTPServer):
         self.page = render(content).encode()
         # Who listens on all addresses has names that it does not know.
         self.hosts = None if host in ("", "0.0.0.0", "::") else (*_LOOPBACK, host)
-        super().__init__((host, port), _Handler)
+        try:
+            super().__init__((host, port), _Handler)
+        except OSError as error:
+            raise OSError(
+                f"Cannot listen on {host}, port {port} ({error.strerror}): pass another `port`."
+            ) from error
 
     @property
     def url(self) -> str:

@@ -149,8 +149,7 @@ function paint(canvas, picture, found) {
     context.fillRect(0, 0, width, height);
     context.globalCompositeOperation = "source-over";
   }
-  context.imageSmoothingQuality = "high";
-  // Cells' centres keep their places: what lies beyond the outermost ones is theirs.
+  context.imageSmoothingQuality = "low";  // bilinear: cells' centres keep their values
   context.drawImage(grid(found), 0, 0, columns, rows, 0, 0, width, height);
 }
 
@@ -177,9 +176,15 @@ function nameOf(token) {
   return `the patch in row ${Math.floor(place / columns) + 1}, column ${(place % columns) + 1}`;
 }
 
+function listed(names) {
+  if (names.length < 2) return names.join();
+  return names.length > 3 ? `${names[0]} and ${names.length - 1} other tokens`
+    : `${names.slice(0, -1).join(", ")} and ${names.at(-1)}`;
+}
+
 function told(picture, found) {
   const block = `block ${state.layer + 1}`;
-  const name = nameOf(state.token), who = name.startsWith("the") || name.startsWith("all") ? name : `the ${name}`;
+  const name = nameOf(state.token), who = /^(the|all|register)/.test(name) ? name : `the ${name}`;
   switch (state.show) {
     case "attention": {
       if (!found.row) return `This page holds only where patches attend ${
@@ -187,8 +192,8 @@ function told(picture, found) {
       const one = state.head >= 0 && found.heads.length > 1;
       const which = one ? `head ${state.head + 1}` : "the mean of all heads";
       const ahead = found.row.slice(0, prefix).reduce((sum, value) => sum + value, 0);
-      const rest = prefix ? ` ${percent(ahead)} of it goes to ${model.prefix.join(", ")}.` : "";
-      return `Where ${who} attend${name.startsWith("all") ? "" : "s"} in ${block}, ${which}.${rest}`;
+      const rest = prefix ? ` ${percent(ahead)} of it goes to the ${listed(model.prefix)}.` : "";
+      return `Where ${who} attend${/^all| and /.test(name) ? "" : "s"} in ${block}, ${which}.${rest}`;
     }
     case "pooling":
       return state.head < 0 ? "Where the pooling attends, the mean of its heads."
