@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -21,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from _children import python_path
+from _children import python_path, resident
 
 LARGEST_RATIO = 1.3
 # format -> what the file's name ends in; a directory has no ending.
@@ -78,28 +77,14 @@ def measure(source: Path, target: Path, name: str, route: str, backend: str) -> 
 def _child(source: str, target: str, name: str, route: str) -> None:
     import keras_vit
 
-    before, start = _resident("VmRSS"), time.perf_counter()
+    before, start = resident("VmRSS"), time.perf_counter()
     if route == ROUTES[0]:
         keras_vit.convert_checkpoint(source, target, format=name)
     else:
         keras_vit.to_checkpoint(keras_vit.from_checkpoint(source), target, format=name)
     seconds = time.perf_counter() - start
-    growth = _resident("VmHWM") - before
+    growth = resident("VmHWM") - before
     print(json.dumps({"growth": growth, "baseline": before, "seconds": seconds}))
-
-
-def _resident(field: str) -> int:
-    """Bytes resident now ("VmRSS"), or at most so far ("VmHWM").
-
-    The kernel's figures of this very process; `ru_maxrss` of a child begins at its parent's. It
-    stands in, for both, where there is no /proc.
-    """
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        unit = 1 if sys.platform == "darwin" else 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) * 1024
 
 
 def main() -> int:

@@ -61,6 +61,31 @@ def test_fashion_mnist(tmp_path, pictures):
 
 
 @pytest.mark.slow
+def test_understanding_vit(tmp_path, pictures):
+    arguments = ("--data", pictures, "--output", tmp_path / "out")
+    printed = run("understanding_vit.py", *arguments, folder=tmp_path)
+    assert "test accuracy" in printed
+    for name in ("figure_7.png", "looked.png"):
+        assert (tmp_path / "out" / name).read_bytes().startswith(b"\x89PNG")
+    assert "trousers" in (tmp_path / "out" / "report.html").read_text("utf-8")
+
+
+@pytest.mark.slow
+def test_understanding_vit_of_a_checkpoint(tmp_path):
+    image = pytest.importorskip("PIL.Image").fromarray(harness.pixels((40, 60, 3)).astype("uint8"))
+    image.save(tmp_path / "a.png")
+    model = keras_vit.VisionTransformer(**{**harness.TINY_VIT, "num_classes": None})
+    keras_vit.to_checkpoint(model, tmp_path / "m.npz", format="google")
+    arguments = ("--model", tmp_path / "m.npz", "--pictures", tmp_path / "*.png")
+    arguments += ("--image-size", "16", "--output", tmp_path / "out")
+    printed = run("understanding_vit.py", *arguments, folder=tmp_path)
+    assert "test accuracy" not in printed
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        *("figure_7.png", "looked.png", "report.html"),
+    }
+
+
+@pytest.mark.slow
 def test_position_ablation_goes_on_where_it_stopped(tmp_path, pictures):
     arguments = ("--data", pictures, "--output", tmp_path / "out")
     first = run("position_ablation.py", *arguments, "--kinds", "none", folder=tmp_path)
