@@ -123,13 +123,14 @@ function heat(part) {
 function grid({ values, colors }) {
   const small = new OffscreenCanvas(columns, rows), context = small.getContext("2d");
   const image = context.createImageData(columns, rows);
-  let low = Infinity, high = -Infinity;
-  if (values) for (const value of values) { low = Math.min(low, value); high = Math.max(high, value); }
+  // Where a few patches outshine all others, these are seen too.
+  const order = Float32Array.from(values ?? [0]).sort(), low = order[0];
+  const high = order[Math.ceil(0.98 * (order.length - 1))];
   for (let i = 0; i < patches; i++) {
     if (colors) {
       image.data.set([colors[3 * i], colors[3 * i + 1], colors[3 * i + 2], 255], 4 * i);
     } else {
-      const share = high - low > 1e-6 * high ? (values[i] - low) / (high - low) : 0;
+      const share = high - low > 1e-6 * high ? Math.min((values[i] - low) / (high - low), 1) : 0;
       image.data.set([...heat(share), 70 + 150 * share], 4 * i);
     }
   }
