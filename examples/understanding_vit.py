@@ -58,35 +58,35 @@ def trained_on_fashion_mnist(options):
 
 
 def of_a_checkpoint(options):
-    """Returns the model of a checkpoint, the pictures as it takes them, and their names."""
+    """Returns a model that there is, the pictures as it takes them, and names."""
+    from keras_vit.cli.models import load_to_look
     from keras_vit.data import read_images
 
     paths = [path for pattern in options.pictures for path in sorted(glob.glob(pattern))]
-    model = keras_vit.from_checkpoint(
-        options.model, image_shape=(options.image_size, options.image_size, 3)
-    )
-    crop = "resize_small"
-    images, indices, problems = read_images(paths, options.image_size, crop=crop)
+    side = options.image_size
+    model, known = load_to_look(options.model, side and (side, side))
+    *size, channels = model.flat_config["image_shape"]
+    images, indices, problems = read_images(paths, size, channels, crop="resize_small")
     for path, reason in problems:
         print(f"{path}: {reason}")
     if not len(images):
         raise SystemExit("None of --pictures could be read.")
-    return model, images, [Path(paths[index]).stem for index in indices], None
+    return model, images, [Path(paths[i]).stem for i in indices], known.get("class_names")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", help="checkpoint: file, directory, hf:// address")
+    parser.add_argument("--model", help="a run, .keras file, checkpoint or hf:// address")
     parser.add_argument("--pictures", nargs="+", default=[], help="files or patterns, for --model")
-    parser.add_argument("--image-size", type=int, default=224, help="side, for --model")
+    parser.add_argument("--image-size", type=int, help="side, for --model (its own)")
     parser.add_argument("--data", help="folder of Fashion-MNIST's four IDX files")
     parser.add_argument("--epochs", type=int, default=3, help="of training on Fashion-MNIST")
     parser.add_argument("--output", type=Path, default=Path("understanding"), help="folder")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--smoke", action="store_true", help="a few pictures, one epoch")
     options = parser.parse_args()
-    if options.model and not options.pictures:
-        parser.error("--model needs --pictures")
+    if bool(options.model) != bool(options.pictures):
+        parser.error("--model and --pictures need each other")
     options.epochs = 1 if options.smoke else options.epochs
     options.output.mkdir(parents=True, exist_ok=True)
 

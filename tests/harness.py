@@ -41,6 +41,20 @@ def once(reason):
     return pytest.mark.skipif(elsewhere, reason=reason)
 
 
+def cases(values, everywhere):
+    """Parameters by name: those that run on each backend, and those that run under PyTorch alone.
+
+    Args:
+        values: name -> value.
+        everywhere: names of those for each backend.
+    """
+    seldom = once("other cases of the same code run on this backend")
+    return [
+        pytest.param(value, id=name, marks=() if name in everywhere else seldom)
+        for name, value in values.items()
+    ]
+
+
 def numpy(tensor):
     """A tensor as an array; float32 where NumPy has no such dtype (bfloat16)."""
     if keras.backend.standardize_dtype(tensor.dtype) in ("bfloat16", "float16"):

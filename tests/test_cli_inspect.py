@@ -45,10 +45,11 @@ def test_a_page(folder, tmp_path, capsys):
     argv = ["inspect", str(folder / "m.keras"), str(folder / "*.png"), "--output", str(path)]
     assert main(argv) == 0
     said = capsys.readouterr()
-    assert f"wrote {path} (" in said.out and "open it in a browser" in said.out
+    assert f"wrote {path} (" in said.out
+    assert said.out.endswith("open it in a browser; 1 of 3 files are left out\n")
     assert f"{folder / 'bad.png'}: not a picture" in said.err and "2 of 2 pictures" in said.err
     content = content_of(path)
-    assert content["title"] == "m.keras"
+    assert content["title"] == f"{folder.name}/m.keras"
     assert [picture["name"] for picture in content["pictures"]] == ["0.png", "1.png"]
     model = keras_vit.load_model(folder / "m.keras")
     images = np.stack([np.asarray(Image.open(folder / f"{n}.png")) for n in range(2)])
@@ -67,15 +68,74 @@ def test_at_another_size(folder, tmp_path, capsys):
     assert content_of(path)["model"]["grid"] == [4, 4]
     assert "resampled" in capsys.readouterr().err
     assert main([*argv, "--overwrite", "--image-size", "30"]) == 1
-    assert "image_shape" in capsys.readouterr().err
+    assert "--image-size must be a multiple of the patch, 8 pixels, such as 24 or 32" in (
+        capsys.readouterr().err
+    )
     assert content_of(path)["model"]["grid"] == [4, 4]
+    assert main([*argv, "--overwrite", "--image-size", "8x24"]) == 0
+    assert content_of(path)["model"]["grid"] == [1, 3]
+    for size in ("8x8x8", "x", "8x", "0x8"):
+        with pytest.raises(SystemExit):
+            main([*argv, "--image-size", size])
+        assert "HEIGHTxWIDTH" in capsys.readouterr().err
 
 
 def test_no_picture_at_all(folder, tmp_path, capsys):
     path = tmp_path / "report.html"
     argv = ["inspect", str(folder / "m.keras"), str(folder / "bad.png"), "--output", str(path)]
     assert main(argv) == 1
-    assert "not a picture" in capsys.readouterr().err and not list(tmp_path.iterdir())
+    error = capsys.readouterr().err
+    assert "not a picture" in error and "no page is written" in error
+    assert not list(tmp_path.iterdir())
+
+
+def test_pictures_of_another_size_are_named(folder, tmp_path, capsys):
+    Image.new("RGB", (9, 9)).save(tmp_path / "other.png")
+    argv = ["inspect", str(folder / "m.keras"), str(tmp_path / "other.png"), str(folder / "0.png")]
+    assert main([*argv, "--output", str(tmp_path / "p.html"), "--crop", "none"]) == 0
+    assert f"{tmp_path / 'other.png'}: " in capsys.readouterr().err
+    assert [p["name"] for p in content_of(tmp_path / "p.html")["pictures"]] == ["0.png"]
+
+
+def test_a_page_that_knows_less_says_so(folder, tmp_path, capsys, monkeypatch):
+    from keras_vit.inspection.page import file
+
+    monkeypatch.setattr(file, "BUDGET", 200)
+    argv = ["inspect", str(folder / "m.keras"), str(folder / "0.png"), "--output"]
+    assert main([*argv, str(tmp_path / "p.html")]) == 0
+    assert "note: to stay small, of single patches the page knows the mean" in (
+        capsys.readouterr().err
+    )
+
+
+def test_a_file_whose_name_is_no_text(folder, tmp_path):
+    odd = os.fsencode(tmp_path) + b"/\xff\xfe.png"
+    with open(odd, "wb") as file:
+        file.write((folder / "0.png").read_bytes())
+    path = tmp_path / "p.html"
+    argv = ["inspect", str(folder / "m.keras"), os.fsdecode(odd), "--output", str(path)]
+    assert main(argv) == 0
+    assert content_of(path)["pictures"][0]["name"] == "\ufffd\ufffd.png"
+
+
+def test_a_model_that_has_diverged(folder, tmp_path, capsys):
+    model = keras_vit.load_model(folder / "m.keras")
+    head = model.get_layer("head")
+    head.set_weights([np.full_like(weights, np.nan) for weights in head.get_weights()])
+    model.save(tmp_path / "nan.keras")
+    argv = ["inspect", str(tmp_path / "nan.keras"), str(folder / "0.png"), "--output"]
+    assert main([*argv, str(tmp_path / "p.html")]) == 1
+    assert "outputs for 0.png are not finite: it has diverged" in capsys.readouterr().err
+    assert not (tmp_path / "p.html").exists()
+
+
+def test_a_demo_of_other_channels(tmp_path, capsys):
+    model = keras_vit.VisionTransformer(
+        **{**VIT, "image_shape": (16, 24, 5), "pixel_range": "inception"}
+    )
+    model.save(tmp_path / "five.keras")
+    assert main(["demo", str(tmp_path / "five.keras"), "--port", "0"]) == 1
+    assert "channels" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["inspect", "demo"])
@@ -105,7 +165,7 @@ def test_demo(folder):
             found = re.match(r"(http://127\.0\.0\.1:\d+/) shows what .*m\.keras sees", line)
             assert found, line
             with urllib.request.urlopen(found[1], timeout=60) as answer:
-                assert b"<title>m.keras</title>" in answer.read()
+                assert b"m.keras</title>" in answer.read()
             request = urllib.request.Request(
                 f"{found[1]}look?name=0.png",
                 (folder / "0.png").read_bytes(),

@@ -133,6 +133,7 @@ WRONG = [
     ((*INSPECT, "w.keras", "--output", "old.html"), 1, ("old.html exists", "--overwrite")),
     ((*INSPECT, "w.keras", "--output", "p.html", "--hover", "x"), 2, ("--hover", "mean", "'x'")),
     ((*INSPECT, "w.keras", "--output", "p.html", "--image-size", "0"), 2, ("--image-size", "'0'")),
+    ((*INSPECT, "w.keras", "--output", "dir.html"), 1, ("dir.html is a directory",)),
     ((*INSPECT, "w.keras"), 2, ("--output",)),
     (("demo", "none"), 1, ("MODEL", "none")),
     (("demo", "w.keras", "--port", "70000"), 2, ("--port", "'70000'")),
@@ -153,6 +154,7 @@ def answers(tmp_path_factory):
         (folder / name).mkdir(parents=True)
     (folder / "w.keras").write_text("no model")
     (folder / "old.html").write_text("old")
+    (folder / "dir.html").mkdir()
     before = sorted(folder.rglob("*"))
     process = subprocess.run(
         [sys.executable, "-c", CHILD],

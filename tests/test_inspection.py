@@ -154,6 +154,83 @@ def test_maps_come_one_after_the_other(model, images):
     np.testing.assert_array_equal(next(maps), inspection.attention_maps(model, images)[2])
 
 
+def test_rollout_of_next_to_nothing(model, images):
+    """Where all that reaches the output is left out, nothing is shared, and nothing is NaN."""
+    shares = inspection.attention_rollout(model, images, "max", 0.9999)
+    total = shares.sum((1, 2))
+    assert np.isfinite(shares).all()
+    assert (np.isclose(total, 1, atol=1e-5) | (total == 0)).all() and (total == 0).any()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_images_that_are_not_finite(model, images, value):
+    bad = images.copy()
+    bad[1, 2, 3, 0] = value
+    for look in (
+        inspection.attention_maps,
+        inspection.attention_rollout,
+        inspection.patch_features,
+        inspection.class_relevance,
+        inspection.probabilities,
+    ):
+        with pytest.raises(ValueError, match="images.*finite"):
+            look(model, bad)
+
+
+def test_layers_that_are_no_list(model, images):
+    for look in (inspection.attention_maps, inspection.weighted_attention_maps):
+        with pytest.raises(ValueError, match="`layers` must be a list of indices.*Received: 1"):
+            look(model, images, layers=1)
+
+
+def test_probabilities(model, images):
+    logits = harness.numpy(model(images, training=False)).astype("float64")
+    found = inspection.probabilities(model, images)
+    expected = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    softmax = keras_vit.VisionTransformer(**VIT, classifier_activation="softmax")
+    harness.randomize(softmax)
+    np.testing.assert_allclose(inspection.probabilities(softmax, images), expected, atol=1e-6)
+    with pytest.raises(ValueError, match="head"):
+        inspection.probabilities(
+            keras_vit.VisionTransformer(**{**VIT, "num_classes": None}), images
+        )
+
+
+def test_looking_leaves_training_as_it_is(images):
+    """Numbers drawn, compiled functions and attributes stay as they are."""
+    model = keras_vit.VisionTransformer(**VIT, dropout_rate=0.3)
+    harness.randomize(model)
+    labels = np.array([0, 1, 2])
+
+    class Looks(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            inspection.probabilities(self.model, images)
+            inspection.class_relevance(self.model, images)
+
+    losses = []
+    for callbacks in ([], [Looks()]):
+        keras.utils.set_random_seed(3)
+        twin = keras_vit.VisionTransformer(**VIT, dropout_rate=0.3)
+        harness.randomize(twin)
+        fitted = twin.fit(images, labels, epochs=3, callbacks=callbacks, verbose=0)
+        losses.append(fitted.history["loss"])
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.skipif(harness.BACKEND != "torch", reason="it is PyTorch's")
+def test_in_inference_mode(model, images):
+    import torch
+
+    expected = inspection.class_relevance(model, images)
+    with torch.inference_mode():
+        found = inspection.class_relevance(model, images)
+        inspection.attention_maps(model, images)
+    np.testing.assert_array_equal(found, expected)
+    given = torch.from_numpy(images).requires_grad_()
+    np.testing.assert_array_equal(inspection.class_relevance(model, given), expected)
+
+
 def test_one_map_is_in_memory_at_a_time(model, images):
     known = []
     for scores in inspection.iter_attention_maps(model, images):

@@ -7,7 +7,6 @@ keras-vit demo hf://owner/name --image-size 448 --port 9000
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from keras_vit.cli import options as shared
 
@@ -34,11 +33,13 @@ def run(options: argparse.Namespace) -> int:
     """Serves until interrupted."""
     from keras_vit.cli.models import load_to_look
     from keras_vit.data import decode_image
+    from keras_vit.data.reading import check_reading
     from keras_vit.inspection.page.live import Server
 
     model, known = load_to_look(options.model, options.image_size)
     height, width, channels = model.flat_config["image_shape"]
     crop = options.crop or known.get("evaluation") or "squash"
+    check_reading(channels, crop)
 
     def read(data: bytes):
         return decode_image(data, (height, width), channels, crop)
@@ -49,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
         host=options.host,
         port=options.port,
         class_names=known.get("class_names"),
-        title=Path(options.model).name,
+        title=shared.short_name(options.model),
     )
     with server:
         print(f"{server.url} shows what {options.model} sees; Ctrl+C ends it.", flush=True)

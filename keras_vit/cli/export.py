@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--examples", type=shared.positive, default=256, metavar="N", help="of --images (256)"
     )
-    parser.add_argument("--crop", choices=shared.EVALUATION_CROPS, help="the run's, else squash")
+    parser.add_argument("--crop", choices=shared.EVALUATION_CROPS, help=shared.CROPS)
     parser.add_argument("--no-verify", action="store_true", help="do not run what was written")
     parser.add_argument(
         "--tolerance", type=float, metavar="X", help="largest difference of logits (by precision)"

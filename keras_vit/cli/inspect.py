@@ -13,6 +13,11 @@ from pathlib import Path
 from keras_vit.cli import options as shared
 
 HOVERS = ("heads", "mean", "last", "none")
+_LESS = {
+    "mean": "of single patches the page knows the mean of all heads",
+    "last": "of single patches the page knows the mean of the last block's heads",
+    "none": "the page does not know where single patches attend",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="+", metavar="IMAGES", help="pictures, or patterns of them")
     parser.add_argument("--output", required=True, metavar="FILE", help="the page to write, .html")
     parser.add_argument("--overwrite", action="store_true", help="write over an old page")
-    parser.add_argument("--title", help="heading of the page")
+    parser.add_argument("--title", help="heading of the page (the end of MODEL)")
     parser.add_argument(
         "--hover",
         choices=HOVERS,
@@ -39,6 +44,8 @@ def check(options: argparse.Namespace) -> None:
         raise ValueError(f"--output must be a page, such as report.html. Received: {path}")
     if not path.parent.is_dir():
         raise ValueError(f"--output: there is no folder {path.parent}.")
+    if path.is_dir():
+        raise ValueError(f"--output: {path} is a directory.")
     if path.exists() and not options.overwrite:
         raise ValueError(f"{path} exists: pass --overwrite to replace it.")
 
@@ -47,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
     """Writes the page; the status is 1 if no picture could be read."""
     from keras_vit.cli.models import load_to_look
     from keras_vit.data import read_images
-    from keras_vit.inspection.page import write_page
+    from keras_vit.inspection.page import chosen_hover, write_page
 
     model, known = load_to_look(options.model, options.image_size)
     config = model.flat_config
@@ -61,16 +68,22 @@ def run(options: argparse.Namespace) -> int:
     for path, reason in problems:
         print(f"{path}: {reason}", file=sys.stderr)
     if not len(images):
+        print("None of the pictures can be read: no page is written.", file=sys.stderr)
         return 1
+    hover = chosen_hover(model, len(images), options.hover)
+    if options.hover is None and hover in _LESS:
+        print(f"note: to stay small, {_LESS[hover]} (--hover heads: all)", file=sys.stderr)
     path = write_page(
         model,
         images,
         options.output,
         names=[Path(paths[index]).name for index in indices],
         class_names=known.get("class_names"),
-        title=options.title or Path(options.model).name,
-        hover=options.hover,
+        title=options.title or shared.short_name(options.model),
+        hover=hover,
         progress=lambda done: print(f"{done} of {len(images)} pictures", file=sys.stderr),
     )
-    print(f"wrote {path} ({shared.megabytes(path.stat().st_size)}): open it in a browser")
+    left_out = f"; {len(problems)} of {len(paths)} files are left out" if problems else ""
+    size = shared.megabytes(path.stat().st_size)
+    print(f"wrote {path} ({size}): open it in a browser{left_out}")
     return 0

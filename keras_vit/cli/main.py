@@ -52,7 +52,7 @@ _OPTIONS = (
     (r"\bmesh=(\d+x\d+)", r"--mesh \1"),
     (r"`mesh`", "--mesh"),
     (r"`resampling`", "--resampling"),
-    (r"`port`", "--port"),
+    (r"`(port|host)`", r"--\1"),
     (r"\bpass overwrite=True", "pass --overwrite"),
 )
 

@@ -67,8 +67,22 @@ def load_to_look(source: str, image_size: tuple[int, int] | None) -> tuple[Any, 
     model, known = load(source)
     check_pixels(model)
     if image_size is not None:
+        _check_size(model, image_size)
         model = resize(model, (*image_size, model.flat_config["image_shape"][2]))
     return model, known
+
+
+def _check_size(model, image_size: tuple[int, int]) -> None:
+    """Raises a ValueError with sizes that would do; a hybrid's stem takes any."""
+    if model.flat_config["stem"] is not None:
+        return
+    for side, patch in zip(image_size, model.flat_config["patch_size"], strict=True):
+        if side % patch:
+            near = sorted({max(side // patch, 1) * patch, -(-side // patch) * patch})
+            raise ValueError(
+                f"--image-size must be a multiple of the patch, {patch} pixels, such as "
+                f"{' or '.join(map(str, near))}. Received: {side}"
+            )
 
 
 def _facts(config: Path) -> dict[str, Any]:

@@ -36,6 +36,23 @@ def port(text: str) -> int:
 port.__name__ = "port"
 
 
+def size(text: str) -> tuple[int, int]:
+    """Height and width as N or HEIGHTxWIDTH, for argparse."""
+    sides = [positive(side) for side in text.split("x")]
+    if len(sides) > 2:
+        raise ValueError
+    return sides[0], sides[-1]
+
+
+size.__name__ = "size (N or HEIGHTxWIDTH)"
+
+
+CROPS = (
+    "what of a picture is seen: all of it, its aspect ratio lost (squash), the centre "
+    "(resize_small), or pictures of the very size (none); the run's, else squash"
+)
+
+
 class _Size(argparse.Action):
     """One side, or height and width."""
 
@@ -107,7 +124,7 @@ def add_inference_options(parser: argparse.ArgumentParser, batch_size: int, json
     """Adds what evaluation and prediction share: the model, how pictures come, what is printed."""
     add_source_option(parser)
     parser.add_argument("--batch-size", type=positive, default=batch_size, metavar="N")
-    parser.add_argument("--crop", choices=EVALUATION_CROPS, help="the run's, else squash")
+    parser.add_argument("--crop", choices=EVALUATION_CROPS, help=CROPS)
     parser.add_argument("--json", action="store_true", help=json)
     add_backend_option(parser)
 
@@ -121,13 +138,12 @@ def add_looked_at_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--image-size",
-        type=positive,
-        nargs="+",
-        action=_Size,
+        type=size,
         metavar="N",
-        help="side, or height and width, to look at pictures in; positions are resampled",
+        help="side in pixels, or HEIGHTxWIDTH, to look at pictures in; positions are resampled "
+        "(the model's own)",
     )
-    parser.add_argument("--crop", choices=EVALUATION_CROPS, help="the run's, else squash")
+    parser.add_argument("--crop", choices=EVALUATION_CROPS, help=CROPS)
     add_backend_option(parser)
 
 
@@ -170,6 +186,11 @@ def check_model(option: str, name: str) -> None:
     """Raises a ValueError where a model is named by a local path that is not there."""
     if "://" not in name and not Path(name).expanduser().exists():
         raise ValueError(f"{option}: no such file or directory. Received: {name}")
+
+
+def short_name(source: str) -> str:
+    """The end of a model's path or address: a file's name, and the folder that it is in."""
+    return "/".join(Path(source).parts[-2:])
 
 
 def setting(text: str) -> tuple[str, Any]:

@@ -30,7 +30,7 @@ def run(options: argparse.Namespace) -> int:
     """Predicts and prints; the status is 1 if no picture could be read."""
     from keras_vit.cli.models import load
     from keras_vit.data import read_images
-    from keras_vit.inspection import probabilities
+    from keras_vit.inspection.predictions import as_probabilities
 
     paths = shared.picture_paths(options.files)
     model, known = load(options.model)
@@ -52,7 +52,8 @@ def run(options: argparse.Namespace) -> int:
             print(f"{path}: {reason}", file=sys.stderr)
         read += len(images)
         if len(images):
-            for row, index in zip(probabilities(model, images), indices, strict=True):
+            found = as_probabilities(model, model.predict(images, verbose=0))
+            for row, index in zip(found, indices, strict=True):
                 order = (-row).argsort(kind="stable")[:top]
                 _show(chunk[index], [(names[i], float(row[i])) for i in order], options, width)
     return 0 if read else 1

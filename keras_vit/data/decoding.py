@@ -116,7 +116,7 @@ def open_picture(data: bytes, max_pixels: int = MAX_PIXELS) -> Encoded:
     try:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise BadPicture(f"more than {max_pixels:,} pixels ({error})") from error
+        raise BadPicture(f"declares more than {max_pixels:,} pixels") from error
     except Image.UnidentifiedImageError as error:
         raise BadPicture(f"not a picture ({', '.join(FORMATS)})") from error
     except Exception as error:

@@ -11,7 +11,7 @@ import numpy as np
 
 from keras_vit import _checks
 from keras_vit._progress import ProgressLine
-from keras_vit.data.decoding import MAX_PIXELS, BadPicture, open_picture
+from keras_vit.data.decoding import MAX_PIXELS, open_picture
 from keras_vit.data.transforms import Preparation
 
 
@@ -46,7 +46,7 @@ def read_images(
             with open(path, "rb") as file:
                 images.append(decode_image(file.read(), size, channels, **options))
             read.append(position)
-        except (BadPicture, OSError) as error:
+        except (ValueError, OSError) as error:  # BadPicture, or of another size than crop="none"
             problems.append((os.fspath(path), str(error)))
     shape = (0, *size, channels)
     return (np.stack(images) if images else np.zeros(shape, "uint8")), read, problems

@@ -35,9 +35,12 @@ def pull_back(function: Callable, inputs: Sequence[Any], cotangent: Any) -> list
 def _torch(function, inputs, cotangent):
     import torch
 
-    with torch.enable_grad():
-        leaves = [x.detach().requires_grad_() for x in inputs]
-        return list(torch.autograd.grad(function(*leaves), leaves, cotangent))
+    def tracked(x):  # what was made in inference mode has no gradients, a copy has
+        return x.clone() if x.is_inference() else x.detach()
+
+    with torch.inference_mode(False), torch.enable_grad():
+        leaves = [tracked(x).requires_grad_() for x in inputs]
+        return list(torch.autograd.grad(function(*leaves), leaves, tracked(cotangent)))
 
 
 def _jax(function, inputs, cotangent):

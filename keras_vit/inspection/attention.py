@@ -9,7 +9,7 @@ import numpy as np
 
 from keras_vit import _checks
 from keras_vit.engines.gradients import untracked
-from keras_vit.inspection.subject import block_index, check, on_grid, reads, values_at
+from keras_vit.inspection.subject import block_indices, check, on_grid, reads, values_at
 from keras_vit.models.vit import VisionTransformer
 
 HEAD_FUSIONS = {"mean": np.mean, "max": np.max, "min": np.min}
@@ -36,8 +36,8 @@ def iter_attention_maps(
     """
     check(model)
     blocks = model.encoder_blocks
-    places = range(len(blocks)) if layers is None else layers
-    return _maps(model, images, [blocks[block_index("layers", i, len(blocks))] for i in places])
+    places = block_indices(layers, len(blocks))
+    return _maps(model, images, [blocks[place] for place in places])
 
 
 def _maps(model, images, blocks) -> Iterator[np.ndarray]:
@@ -102,7 +102,8 @@ def attention_rollout(
             smallest of each block, that are left out.
 
     Returns:
-        `(batch, grid_height, grid_width)`, float32; the patches' shares, which sum to 1.
+        `(batch, grid_height, grid_width)`, float32; the patches' shares, which sum to 1, or are all
+        zero where so much is left out that nothing of the patches reaches the output.
 
     Raises:
         ValueError: if the model is no `VisionTransformer`, or on arguments out of range.
@@ -126,7 +127,8 @@ def attention_rollout(
     else:
         weights = reads(model)[None]
     shares = (weights[:, None] @ rollout)[:, 0, model.num_prefix_tokens :]
-    return on_grid(model, shares / shares.sum(axis=1, keepdims=True))
+    total = shares.sum(axis=1, keepdims=True)
+    return on_grid(model, np.divide(shares, total, out=np.zeros_like(shares), where=total > 0))
 
 
 def _without_smallest(fused: np.ndarray, ratio: float) -> np.ndarray:

@@ -7,7 +7,14 @@ from collections.abc import Iterable, Iterator
 import keras
 import numpy as np
 
-from keras_vit.inspection.subject import block_index, check, on_grid, values_at
+from keras_vit.inspection.subject import (
+    block_index,
+    block_indices,
+    check,
+    check_finite,
+    on_grid,
+    values_at,
+)
 from keras_vit.models.vit import VisionTransformer
 
 
@@ -29,8 +36,7 @@ def iter_patch_features(
     """
     check(model)
     blocks = model.encoder_blocks
-    places = range(len(blocks)) if layers is None else layers
-    outputs = [blocks[block_index("layers", i, len(blocks))].output for i in places]
+    outputs = [blocks[place].output for place in block_indices(layers, len(blocks))]
     return _features(model, images, outputs)
 
 
@@ -86,11 +92,12 @@ def principal_components(features: np.ndarray, count: int = 3) -> np.ndarray:
         all images; the sign is such that the entry of a direction that is largest is positive.
 
     Raises:
-        ValueError: if there are not so many components.
+        ValueError: if there are not so many components, or features are not finite.
 
     Reference:
         arXiv 2304.07193, figure 1.
     """
+    check_finite("features", features)
     flat = features.reshape(-1, features.shape[-1]).astype("float64")
     if not 1 <= count <= min(flat.shape):
         raise ValueError(

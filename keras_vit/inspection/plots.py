@@ -19,6 +19,7 @@ from keras_vit.inspection.figure_style import BLUE, STYLE
 from keras_vit.inspection.filters import patch_filters
 from keras_vit.inspection.positions import position_similarity
 
+__all__ = ["attention_distance", "figure_7", "filters", "maps", "similarity"]
 # Small pictures in a grid of similarities, along each side at most.
 MOST_PLACES = 8
 _INCH = 1.5
@@ -228,7 +229,7 @@ def draw_distance(figure, found: np.ndarray) -> None:
     depth = np.repeat(np.arange(1, len(found) + 1), found.shape[1])
     axes.scatter(depth, found.ravel(), s=14, color=BLUE, alpha=0.75, linewidths=0)
     axes.grid(True, axis="y")
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.06 * np.nanmax(found, initial=1e-6))
     axes.set_xlabel("block")
     axes.set_ylabel("mean distance of a head (pixels)")
     axes.xaxis.get_major_locator().set_params(integer=True)

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from keras_vit.engines.gradients import pull_back
-from keras_vit.inspection.subject import block_index, check, on_grid, reads, values_at
+from keras_vit.inspection.subject import block_indices, check, on_grid, reads, values_at
 from keras_vit.models.vit import VisionTransformer
 
 
@@ -38,8 +38,7 @@ def weighted_attention_maps(
         arXiv 2103.15679, section 3.2.
     """
     check(model)
-    count = model.flat_config["num_layers"]
-    places = [block_index("layers", i, count) for i in (range(count) if layers is None else layers)]
+    places = block_indices(layers, model.flat_config["num_layers"])
     found = {}
     for place, weighted in _from_the_end(model, images, classes):
         if place in places:
@@ -118,7 +117,10 @@ def _gates(tokens, shape):
 
 def _one_hot(logits: np.ndarray, classes) -> np.ndarray:
     batch, count = logits.shape
-    wanted = logits.argmax(axis=-1) if classes is None else np.asarray(classes)
+    try:
+        wanted = logits.argmax(axis=-1) if classes is None else np.asarray(classes)
+    except ValueError:  # lists of different lengths
+        wanted = np.array("ragged")
     if (
         wanted.shape not in ((), (batch,))
         or wanted.dtype.kind not in "iu"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
@@ -41,6 +41,17 @@ def block_index(name: str, index: int, count: int) -> int:
     return place % count
 
 
+def block_indices(layers: Iterable[int] | None, count: int) -> list[int]:
+    """Indices of blocks, counted from the first; all for `None`.
+
+    Raises:
+        ValueError: if `layers` is no collection of indices, or there is no such block.
+    """
+    if layers is not None and not isinstance(layers, Iterable):
+        raise ValueError(f"`layers` must be a list of indices, or None. Received: {layers!r}")
+    return [block_index("layers", i, count) for i in (range(count) if layers is None else layers)]
+
+
 def values_at(model: VisionTransformer, tensors: Sequence[Any], images) -> list[Any]:
     """What tensors inside of a model are for images, in inference.
 
@@ -53,8 +64,9 @@ def values_at(model: VisionTransformer, tensors: Sequence[Any], images) -> list[
         Their values, backend tensors that keep nothing for a backward pass.
 
     Raises:
-        ValueError: if the images are of another shape.
+        ValueError: if the images are of another shape, or not finite.
     """
+    images = images.detach() if hasattr(images, "detach") else images
     expected = model.flat_config["image_shape"]
     shape = tuple(getattr(images, "shape", None) or np.shape(images))
     if len(shape) != 4 or shape[1:] != expected or not shape[0]:
@@ -64,8 +76,15 @@ def values_at(model: VisionTransformer, tensors: Sequence[Any], images) -> list[
         )
     with untracked():
         images = keras.ops.convert_to_tensor(images, dtype="float32")
+        check_finite("images", images)
         found = keras.Model(model.input, list(tensors))(images, training=False)
     return list(found) if isinstance(found, (list, tuple)) else [found]
+
+
+def check_finite(name: str, values) -> None:
+    """Raises a ValueError if there are NaNs or infinities."""
+    if not keras.ops.convert_to_numpy(keras.ops.all(keras.ops.isfinite(values))):
+        raise ValueError(f"`{name}` must be finite. Received: NaN or infinite values")
 
 
 def cell_size(model: VisionTransformer) -> tuple[float, float]:

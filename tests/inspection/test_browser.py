@@ -12,6 +12,7 @@ import keras_vit
 from keras_vit import inspection
 from keras_vit.inspection import page
 from keras_vit.inspection.page import live
+from keras_vit.inspection.page.answers import MOST_BYTES
 
 pytestmark = [
     harness.once("the page is the same from any backend"),
@@ -101,9 +102,10 @@ def point(tab, row, column):
     )
 
 
-def told(tab, words):
+def told(tab, words, where="told"):
     tab.wait_for_function(
-        "(words) => document.getElementById('told').textContent.includes(words)", arg=words
+        "([id, words]) => document.getElementById(id).textContent.includes(words)",
+        arg=[where, words],
     )
 
 
@@ -183,13 +185,16 @@ def test_other_views(visit, written, model, show):
     tab.locator("#show").select_option(show)
     if show == "components":
         told(tab, "have become alike")
+        assert tab.locator("#legend").is_hidden()
         return
     if show == "rollout":
         told(tab, "reaches the output")
         assert warmest(tab) == brightest(inspection.attention_rollout(model, IMAGES[:1]))
         return
     lengths = inspection.token_norms(inspection.patch_features(model, IMAGES[:1]))
-    told(tab, f"from {float(lengths.min()):.4g}")
+    told(tab, "How long patches' tokens are behind block 2")
+    assert tab.inner_text("#least") == f"{float(lengths.min()):.4g}"
+    assert tab.inner_text("#most") == f"{float(lengths.max()):.4g}"
     assert warmest(tab) == brightest(lengths)
 
 
@@ -268,22 +273,60 @@ def test_a_phone(visit, written, scheme):
     assert ratio >= 4.5
 
 
-@pytest.mark.parametrize(
-    ("hover", "words"), [("last", "in the last block"), ("none", "holds only")]
-)
-def test_pages_that_know_less(visit, model, tmp_path, hover, words):
-    path = page.write_page(model, IMAGES[:1], tmp_path / "p.html", hover=hover)
-    tab = visit(f"file://{path}")
+def test_where_the_last_block_alone_is_known(visit, model, tmp_path):
+    tab = visit(f"file://{page.write_page(model, IMAGES[:1], tmp_path / 'p.html', hover='last')}")
+    point(tab, 0, 1)
+    told(tab, "row 1, column 2 attends in block 2")
+    tab.mouse.move(1, 1)
     tab.get_by_role("slider", name="Block").fill("1")
     point(tab, 0, 1)
-    told(tab, words)
+    told(tab, "in the last block alone")
+
+
+def test_where_no_patch_is_known(visit, model, tmp_path):
+    tab = visit(f"file://{page.write_page(model, IMAGES[:1], tmp_path / 'p.html', hover='none')}")
+    point(tab, 0, 1)
+    tab.locator("#view").click()
+    tab.keyboard.press("Shift+L")
+    told(tab, "Where the class token attends in block 1")
+    assert "Point at" not in tab.inner_text("#keys")
+    assert tab.locator("#tokens button:visible").count() == 1
+
+
+def test_a_click_holds_a_patch(visit, written):
+    tab = visit(f"file://{written}")
+    point(tab, 0, 0)
+    tab.mouse.down()
+    tab.mouse.up()
+    told(tab, "Held: click the patch again", "keys")
+    point(tab, 1, 2)
+    tab.get_by_label("Head", exact=True).select_option("head 1")
+    told(tab, "row 1, column 1 attends in block 2, head 1.")
+    point(tab, 1, 2)
+    tab.mouse.down()
+    tab.mouse.up()
+    told(tab, "row 2, column 3")
+    tab.mouse.down()
+    tab.mouse.up()
+    tab.mouse.move(1, 1)
+    told(tab, "the class token attends")
+
+
+def test_the_legend_has_numbers(visit, written, model):
+    tab = visit(f"file://{written}")
+    shares = inspection.attention_maps(model, IMAGES[:1])[-1][0, :, 0, 2:].mean(0)
+    least, most = (tab.inner_text(f"#{name}").split()[0] for name in ("least", "most"))
+    assert float(least) == pytest.approx(100 * shares.min(), abs=0.6)
+    assert float(most) == pytest.approx(100 * shares.max(), abs=0.6)
+    assert tab.inner_text("#alike") == ""  # six patches have no two in a hundred
 
 
 def test_where_only_the_mean_is_known(visit, model, tmp_path):
     tab = visit(f"file://{page.write_page(model, IMAGES[:1], tmp_path / 'p.html', hover='mean')}")
     tab.get_by_label("Head", exact=True).select_option("head 2")
     point(tab, 0, 1)
-    told(tab, "row 1, column 2 attends in block 2, the mean of all heads")
+    told(tab, "attends in block 2, the mean of all heads, which is all that this page knows")
+    assert tab.locator("#head").input_value() == "-1"
     assert tab.locator("#head").is_disabled()
     tab.mouse.move(1, 1)
     told(tab, "head 2")
@@ -335,8 +378,14 @@ def test_a_picture_is_dropped(visit, served, model):
     assert first.startswith(CLASSES[likely.argmax()])
     scores = inspection.attention_maps(model, IMAGES[:1])[-1][0, :, 0, 2:].mean(0)
     assert warmest(tab) == brightest(scores)
-    tab.set_input_files("#file", {**file, "name": "again.png", "buffer": png(IMAGES[1])})
-    tab.wait_for_selector("#pictures button:nth-child(2)[aria-pressed=true]")
+    more = [{**file, "name": f"{n}.png", "buffer": png(IMAGES[n % 2])} for n in range(12)]
+    tab.set_input_files("#file", more)
+    tab.wait_for_function(
+        "() => document.querySelector('#pictures button:last-child span').textContent === '11.png'"
+    )
+    tab.wait_for_selector("#pictures button:last-child[aria-pressed=true]")
+    assert tab.locator("#pictures button").count() == 12  # the first one has gone
+    assert tab.locator("#pictures button").first.inner_text() == "0.png"
 
 
 def test_a_file_that_is_no_picture(browser, served):
@@ -345,14 +394,10 @@ def test_a_file_that_is_no_picture(browser, served):
     tab.goto(served.url)
     tab.wait_for_selector("html[data-ready=yes]")
     tab.set_input_files("#file", {"name": "a.txt", "mimeType": "text/plain", "buffer": b"words"})
-    tab.wait_for_function(
-        "() => document.getElementById('status').textContent.includes('not a picture')"
-    )
+    told(tab, "not a picture", "status")
     assert tab.inner_text("#status").startswith("a.txt: ")
-    large = {"name": "b.png", "mimeType": "image/png", "buffer": b"0" * (live.MOST_BYTES + 1)}
+    large = {"name": "b.png", "mimeType": "image/png", "buffer": b"0" * (MOST_BYTES + 1)}
     tab.set_input_files("#file", large)
-    tab.wait_for_function(
-        "() => document.getElementById('status').textContent.includes('is the most')"
-    )
+    told(tab, "is the most", "status")
     assert tab.locator("#look").is_hidden()
     context.close()

@@ -68,6 +68,13 @@ def test_components_that_are_not_there(count):
         inspection.principal_components(harness.noise((1, 2, 2, 6)), count)
 
 
+def test_features_that_are_not_finite():
+    features = np.ones((1, 2, 2, 6), "float32")
+    features[0, 0, 1, 3] = np.nan
+    with pytest.raises(ValueError, match="features.*finite"):
+        inspection.principal_components(features)
+
+
 def test_equal_features_have_no_components():
     found = inspection.principal_components(np.ones((1, 3, 3, 4), "float32"))
     assert np.isfinite(found).all()

@@ -4,7 +4,9 @@ import http.client
 import io
 import json
 import socket
+import struct
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import harness
@@ -13,7 +15,7 @@ import pytest
 
 import keras_vit
 from keras_vit import inspection
-from keras_vit.inspection.page import live
+from keras_vit.inspection.page import answers, contents, live
 
 Image = pytest.importorskip("PIL.Image", reason="keras_vit.data decodes with Pillow")
 VIT = {**harness.TINY_VIT, "image_shape": (16, 24, 3), "num_registers": 1}
@@ -118,7 +120,7 @@ def test_what_is_no_picture(server, data, words):
 
 
 def test_too_large(server):
-    headers = {**OWN, "Content-Length": str(live.MOST_BYTES + 1)}
+    headers = {**OWN, "Content-Length": str(answers.MOST_BYTES + 1)}
     status, error = error_of(ask(server, "POST", "/look", b"few bytes", headers))
     assert status == 413 and "20 MB" in error
     assert still_works(server)
@@ -150,7 +152,7 @@ def test_a_picture_that_does_not_arrive_in_full(server):
 
 
 def test_a_silent_sender(server, monkeypatch):
-    monkeypatch.setattr(live._Handler, "timeout", 0.3)
+    monkeypatch.setattr(answers.Handler, "timeout", 0.3)
     head = (
         b"POST /look HTTP/1.1\r\nHost: localhost\r\nX-Keras-Vit: look\r\nContent-Length: 99\r\n\r\n"
     )
@@ -193,6 +195,80 @@ def test_nothing_else_is_there(server, path):
         assert status == 404 and b"page is at /" in body
 
 
+@pytest.mark.parametrize("error", [RuntimeError("out of memory"), MemoryError(), KeyError("x")])
+def test_a_model_that_fails(server, monkeypatch, error):
+    def fails(*args, **options):
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(contents, "of_picture", fails)
+        status, words = error_of(ask(server, "POST", "/look", png()))
+    assert status == 500 and words == f"The model failed: {error}"
+    assert still_works(server)
+
+
+def test_a_model_that_has_diverged(model):
+    other = keras_vit.VisionTransformer(**VIT)
+    head = other.get_layer("head")
+    head.set_weights([np.full_like(weights, np.inf) for weights in head.get_weights()])
+    with live.Server(other, read, port=0) as server:
+        with pytest.raises(ValueError, match="a.png are not finite") as found:
+            server.look(png(), "a.png")
+        assert not isinstance(found.value, answers.BadUpload)
+
+
+def test_a_refusal_is_read_by_who_still_sends(server):
+    for headers in ({**OWN}, {"X-Keras-Vit": "no"}):
+        status, error = error_of(ask(server, "POST", "/look", bytes(30_000_000), headers))
+        assert status == (413 if headers == OWN else 403) and error
+    assert still_works(server)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET / HTTP/1.1\r\nHost: [\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: [::1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: [x]\r\n\r\n",
+        b"GET http://[/ HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"POST http://[/look HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    ],
+)
+def test_addresses_that_are_none(server, head, capfd):
+    assert raw(server, head).startswith((b"HTTP/1.1 400", b"HTTP/1.1 403"))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_clients_that_go_away(server, capfd):
+    for text in (b"GET / HT", HEAD + b"some", HEAD):
+        connection = socket.create_connection(server.server_address[:2], timeout=60)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.sendall(text)
+        connection.close()  # a reset, no farewell
+    assert still_works(server)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_end_waits_for_the_picture_in_hand(model, monkeypatch):
+    """A process that ends while a thread computes is taken down by it."""
+    begun, done = threading.Event(), []
+
+    def slow(*args, **options):
+        begun.set()
+        time.sleep(0.5)
+        done.append(True)
+        return {}
+
+    monkeypatch.setattr(contents, "of_picture", slow)
+    with live.Server(model, read, port=0) as server:
+        thread = threading.Thread(target=server.look, args=(png(), "a.png"))
+        thread.start()
+        assert begun.wait(30) and not done
+    assert done == [True]
+    thread.join()
+    server.server_close()  # once more does no harm
+
+
 def test_several_at_once(server):
     with ThreadPoolExecutor(6) as pool:
         assert all(pool.map(lambda _: still_works(server), range(12)))
@@ -204,13 +280,31 @@ def test_nothing_is_said(server, capfd):
 
 
 def test_whoever_listens_everywhere_has_many_names(model):
-    with live.Server(model, read, host="0.0.0.0", port=0) as server:
-        assert server.hosts is None
+    for host in ("0.0.0.0", "0", ""):
+        with live.Server(model, read, host=host, port=0) as server:
+            assert server.hosts is None
+
+
+def test_names_in_capitals_and_numbers(model):
+    with live.Server(model, read, host="LOCALHOST", port=0) as server:
+        assert server.hosts == {"127.0.0.1", "localhost", "::1"}
+    with live.Server(model, read, host="127.1", port=0) as server:
+        assert {"127.0.0.1", "127.1"} <= server.hosts
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="Python has no IPv6 here")
+def test_the_other_family(model):
+    try:
+        server = live.Server(model, read, host="::1", port=0)
+    except OSError as error:
+        pytest.skip(f"this machine has no IPv6: {error}")
+    with server:
+        assert server.url == f"http://[::1]:{server.server_address[1]}/"
 
 
 def test_an_address_that_is_taken(model, server):
     port = server.server_address[1]
     with pytest.raises(OSError, match=rf"127.0.0.1, port {port} \(.*in use\).*`port`"):
         live.Server(model, read, port=port)
-    with pytest.raises(OSError, match="nobody.invalid, port 0"):
+    with pytest.raises(OSError, match="nobody.invalid, port 0.*another `host`"):
         live.Server(model, read, host="nobody.invalid", port=0)

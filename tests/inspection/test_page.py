@@ -128,7 +128,7 @@ def test_what_the_page_holds_is_what_the_functions_find(model, tmp_path):
     np.testing.assert_allclose(similar, inspection.position_similarity(model), atol=0.01)
 
 
-@pytest.mark.parametrize("options", MANY.values(), ids=MANY)
+@pytest.mark.parametrize("options", harness.cases(MANY, {"plain", "map", "half precision"}))
 def test_every_kind_of_model(options, tmp_path):
     model = vit(**options)
     images = harness.pixels((1, *model.flat_config["image_shape"]))
@@ -204,6 +204,11 @@ def test_the_page_loads_nothing(model, tmp_path):
     assert set(addresses) <= {"http://www.w3.org/2000/svg"}  # a namespace, which is not fetched
     live = render.render({"title": "", "live": {"most": 1}, "model": {}, "pictures": []})
     assert "connect-src 'self'" in live
+
+
+def test_scaled_pixels_get_a_warning(model, tmp_path):
+    with pytest.warns(UserWarning, match="0..1"):
+        page.write_page(model, IMAGES / 255.0, tmp_path / "p.html")
 
 
 def test_progress(model, tmp_path):

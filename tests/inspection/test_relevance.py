@@ -10,15 +10,20 @@ from keras_vit import inspection
 
 VIT = {**harness.TINY_VIT, "image_shape": (16, 24, 3), "layer_scale_init": 0.5}
 IMAGES = harness.pixels((2, 16, 24, 3))
-KINDS = [
-    {},
-    {"num_registers": 2, "pooling": "gap", "class_token": True},
-    {"pooling": "gap", "norm_after_pooling": True, "position_embedding": "relative"},
-    {"pooling": "token_gap", "position_placement": "every_layer", "qk_norm": True},
-    {"pooling": "map", "position_placement": "shared"},
-    {"distillation": "head", "classifier_activation": "softmax"},
-    {"representation_size": 8, "activation": "swiglu", "pre_norm": True},
-]
+KINDS = {
+    "plain": {},
+    "registers and gap": {"num_registers": 2, "pooling": "gap", "class_token": True},
+    "relative": {
+        "pooling": "gap",
+        "norm_after_pooling": True,
+        "position_embedding": "relative",
+    },
+    "every layer": {"pooling": "token_gap", "position_placement": "every_layer", "qk_norm": True},
+    "map": {"pooling": "map", "position_placement": "shared"},
+    "distilled": {"distillation": "head", "classifier_activation": "softmax"},
+    "21k": {"representation_size": 8, "activation": "swiglu", "pre_norm": True},
+}
+every_kind = pytest.mark.parametrize("options", harness.cases(KINDS, {"map", "distilled"}))
 
 
 def vit(**options):
@@ -49,7 +54,7 @@ def logits_with(model, gates):
     return harness.numpy(found)
 
 
-@pytest.mark.parametrize("options", KINDS, ids=str)
+@every_kind
 def test_gates_of_one_change_nothing(options):
     model = vit(**options)
     tokens = model.num_prefix_tokens + 6
@@ -62,7 +67,7 @@ def test_gates_of_one_change_nothing(options):
     np.testing.assert_allclose(harness.numpy(found), harness.numpy(expected), atol=1e-4)
 
 
-@pytest.mark.parametrize("options", KINDS, ids=str)
+@every_kind
 def test_weights_are_derivatives(options):
     """The weighted map is the logit's derivative by a factor on the probability."""
     model = vit(**options)
@@ -88,7 +93,7 @@ def test_weights_are_derivatives(options):
         np.testing.assert_allclose(found, expected, rtol=0.02, atol=0.02 * largest)
 
 
-@pytest.mark.parametrize("options", KINDS, ids=str)
+@every_kind
 def test_relevance_equals_a_loop(options):
     model = vit(**options)
     found = inspection.class_relevance(model, IMAGES, classes=1)
@@ -155,7 +160,9 @@ def test_half_precision(dtype):
     np.testing.assert_allclose(found, expected, atol=0.1 * expected.max())
 
 
-@pytest.mark.parametrize("classes", [3, -1, [0, 1, 2], 0.5, "cat", [[0], [1]]])
+@pytest.mark.parametrize(
+    "classes", [3, -1, [0, 1, 2], 0.5, "cat", [[0], [1]], [[0], 1], [True, 0.5]]
+)
 def test_classes_that_there_are_not(classes):
     with pytest.raises(ValueError, match="classes.*0 to 2.*2 images"):
         inspection.class_relevance(vit(), IMAGES, classes=classes)

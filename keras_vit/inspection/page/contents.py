@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import numpy as np
 
 from keras_vit.inspection import pictures
@@ -21,16 +22,19 @@ from keras_vit.inspection.page.encoding import packed, rows, shares
 from keras_vit.inspection.positions import position_similarity
 from keras_vit.inspection.predictions import probabilities
 from keras_vit.inspection.relevance import class_relevance
-from keras_vit.inspection.subject import cell_size, prefix_names, reads
+from keras_vit.inspection.subject import cell_size, prefix_names, reads, values_at
 from keras_vit.models.vit import VisionTransformer
 
 # What one patch attends to: of each head of each block, of the mean of the heads of each block, of
 # the last block's, of none. A page has the first of them that fits into its budget.
 HOVERS = ("heads", "mean", "last", "none")
 TOP_CLASSES = 5
-RELEVANT_CLASSES = 3
 _SIDE = 224  # what a smaller picture is enlarged to
 _FILTERS = 28
+
+
+class NotFiniteError(ValueError):
+    """A model that gives no numbers."""
 
 
 def hover_bytes(model: VisionTransformer, hover: str) -> int:
@@ -92,8 +96,17 @@ def of_picture(
         name: its name.
         class_names: names of the model's classes; `None` for numbers.
         hover: one of `HOVERS`.
+
+    Raises:
+        NotFiniteError: if the model gives NaNs or infinities.
     """
     images = np.asarray(image)[None]
+    (outputs,) = values_at(model, [model.output], images)
+    if not np.isfinite(keras.ops.convert_to_numpy(keras.ops.cast(outputs, "float32"))).all():
+        raise NotFiniteError(
+            f"The model's outputs for {name} are not finite: it has diverged, or its file is "
+            "damaged."
+        )
     shown = pictures.enlarge(pictures.as_rgb(shown), _SIDE)
     found: dict[str, Any] = {
         "name": name,
@@ -150,6 +163,10 @@ def _number(value: float) -> float | None:
     return round(float(value), 3) if math.isfinite(value) else None
 
 
+def _range(values: np.ndarray) -> list[float]:
+    return [float(f"{value:.4g}") for value in (values.min(), values.max())]
+
+
 def _features(model, images) -> dict[str, Any]:
     components, norms, ranges = [], [], []
     for features in iter_patch_features(model, images):
@@ -159,7 +176,7 @@ def _features(model, images) -> dict[str, Any]:
         components.append(np.rint(255 * found).astype("uint8"))
         lengths = token_norms(features)[0]
         norms.append(shares(lengths))
-        ranges.append([float(f"{value:.4g}") for value in (lengths.min(), lengths.max())])
+        ranges.append(_range(lengths))
     return {
         "components": packed(np.stack(components)),
         "norms": packed(np.stack(norms)),
@@ -168,7 +185,7 @@ def _features(model, images) -> dict[str, Any]:
 
 
 def _classes(model, images, class_names) -> list[dict[str, Any]]:
-    """The likeliest classes; of the first of them also what speaks for them."""
+    """The likeliest classes, and what speaks for them."""
     found = probabilities(model, images)[0]
     order = np.argsort(-found, kind="stable")[:TOP_CLASSES]
     classes: list[dict[str, Any]] = [
@@ -178,11 +195,10 @@ def _classes(model, images, class_names) -> list[dict[str, Any]]:
         }
         for index in order
     ]
-    relevant = order[:RELEVANT_CLASSES]
-    repeated = np.repeat(images, len(relevant), axis=0)
-    maps = class_relevance(model, repeated, relevant)
-    for entry, values in zip(classes, maps, strict=False):
+    maps = class_relevance(model, np.repeat(images, len(order), axis=0), order)
+    for entry, values in zip(classes, maps, strict=True):
         entry["relevance"] = packed(shares(values))
+        entry["range"] = _range(values)
     return classes
 
 

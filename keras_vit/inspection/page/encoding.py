@@ -45,6 +45,11 @@ def shares(values: np.ndarray) -> np.ndarray:
     return np.rint(255 * (values - low) / max(high - low, _SMALLEST)).astype("uint8")
 
 
+def printable(text: str) -> str:
+    """Text that UTF-8 can hold: halves of surrogate pairs become U+FFFD, as names of files have."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
 def packed(values: np.ndarray) -> str:
     """Bytes, deflated (zlib), in base64.
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from keras_vit import _checks
 from keras_vit._atomic import replacing
+from keras_vit.data.checks import check_pixels as check_range
 from keras_vit.inspection.page import contents
 from keras_vit.inspection.page.render import render
 from keras_vit.inspection.subject import check
@@ -50,6 +51,9 @@ def write_page(
     Returns:
         The path.
 
+    Warns:
+        UserWarning: if pixels look scaled already.
+
     Raises:
         ValueError: if the model is no `VisionTransformer` or takes scaled pixels, if there is no
             such folder, or names and images do not go together.
@@ -58,7 +62,7 @@ def write_page(
     path = Path(path).expanduser()
     if not path.parent.is_dir():
         raise ValueError(f"There is no folder {path.parent} to write {path.name} to.")
-    images = np.asarray(images)
+    images = np.asarray(images.detach().cpu() if hasattr(images, "detach") else images)
     if images.ndim != 4 or not len(images):
         raise ValueError(
             "`images` must be (n, height, width, channels), one at least. "
@@ -68,6 +72,7 @@ def write_page(
     if len(names) != len(images):
         raise ValueError(f"`names` must be {len(images)}, one a picture. Received: {len(names)}")
     check_classes(model, class_names)
+    check_range(images)
     hover = chosen_hover(model, len(images), hover)
     shown = np.clip(np.rint(images), 0, 255).astype("uint8")
     found = []

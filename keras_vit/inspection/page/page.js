@@ -23,8 +23,9 @@ const USES = {
   norms: ["layer"],
 };
 // token: the one that attends; null for what becomes the output. head: -1 for the mean of all.
+// held: whether a click chose the token, so that the mouse does not change it.
 const state = { picture: null, show: "attention", layer: model.layers - 1, head: -1, token: null,
-  related: 0, place: null };
+  held: false, related: 0, place: null };
 let drawing = 0;
 
 // Data ---------------------------------------------------------------------------------------
@@ -92,13 +93,14 @@ async function layer(picture) {
       const heads = await attentionOfHeads(picture);
       if (!heads.length) return { heads };
       const chosen = state.head < 0 || heads.length === 1 ? mean(heads) : heads[state.head];
-      return { heads, row: chosen, values: chosen.slice(prefix) };
+      return { heads, row: chosen, ...measured(chosen.slice(prefix)) };
     }
     case "rollout":
-      return { values: row(await part(picture, "rollout", picture.rollout), 0, patches) };
+      return measured(row(await part(picture, "rollout", picture.rollout), 0, patches));
     case "relevance": {
       const chosen = picture.classes[state.related];
-      return { values: await part(chosen, "relevance", chosen.relevance) };
+      const values = await part(chosen, "relevance", chosen.relevance);
+      return { values, range: chosen.range.map(String) };
     }
     case "components": {
       const bytes = await part(picture, "components", picture.components);
@@ -106,9 +108,15 @@ async function layer(picture) {
     }
     default: {
       const bytes = await part(picture, "norms", picture.norms);
-      return { values: bytes.subarray(state.layer * patches, (state.layer + 1) * patches) };
+      const values = bytes.subarray(state.layer * patches, (state.layer + 1) * patches);
+      return { values, range: picture.lengths[state.layer].map(String) };
     }
   }
+}
+
+// Shares, and from where to where they go, in words.
+function measured(values) {
+  return { values, range: [Math.min(...values), Math.max(...values)].map(percent) };
 }
 
 // Drawing ------------------------------------------------------------------------------------
@@ -188,10 +196,11 @@ function told(picture, found) {
   const name = nameOf(state.token), who = /^(the|all|register)/.test(name) ? name : `the ${name}`;
   switch (state.show) {
     case "attention": {
-      if (!found.row) return `This page holds only where patches attend ${
-        picture.hover.kind === "last" ? "in the last block." : "as the output reads them."}`;
+      if (!found.row) return "This page knows where single patches attend in the last block alone.";
       const one = state.head >= 0 && found.heads.length > 1;
-      const which = one ? `head ${state.head + 1}` : "the mean of all heads";
+      const alone = state.token !== null && found.heads.length === 1 && model.heads > 1;
+      const which = one ? `head ${state.head + 1}`
+        : `the mean of all heads${alone ? ", which is all that this page knows of patches" : ""}`;
       const ahead = found.row.slice(0, prefix).reduce((sum, value) => sum + value, 0);
       const rest = prefix ? ` ${percent(ahead)} of it goes to the ${listed(model.prefix)}.` : "";
       return `Where ${who} attend${/^all| and /.test(name) ? "" : "s"} in ${block}, ${which}.${rest}`;
@@ -204,11 +213,10 @@ function told(picture, found) {
     case "relevance":
       return `Patches whose attention speaks for “${picture.classes[state.related].name}”.`;
     case "components":
-      return `Behind ${block}: patches of a colour have become alike.`;
-    default: {
-      const [low, high] = picture.lengths[state.layer];
-      return `Behind ${block}: from ${low} (dark) to ${high} (bright).`;
-    }
+      return `Behind ${block}: patches of one colour have become alike. Colours are of this picture; ` +
+        "in another one they mean other things.";
+    default:
+      return `How long patches' tokens are behind ${block}; outliers are what registers take in.`;
   }
 }
 
@@ -229,9 +237,12 @@ async function draw() {
   }
   element("layer").value = state.layer + 1;
   element("layer-said").textContent = `${state.layer + 1} of ${model.layers}`;
-  element("head").value = state.head;
-  element("head").disabled = Boolean(found.heads) && found.heads.length <= 1 && model.heads > 1;
+  const meanAlone = Boolean(found.heads) && found.heads.length <= 1 && model.heads > 1;
+  element("head").value = meanAlone ? -1 : state.head;
+  element("head").disabled = meanAlone;
   element("show").value = state.show;
+  drawLegend(found);
+  drawKeys(picture, uses);
   drawTokens(found);
   drawClasses(picture);
   drawHeads(picture, found);
@@ -262,6 +273,27 @@ function refill(parent, fill) {
   if (place >= 0 && parent.children[place]) parent.children[place].focus();
 }
 
+function drawLegend(found) {
+  element("legend").hidden = !found.values;
+  if (!found.values) return;
+  const [low, high] = found.range, alike = patches - 1 - Math.ceil(0.98 * (patches - 1));
+  element("least").textContent = low;
+  element("most").textContent = high;
+  element("alike").textContent = alike > 0 ? `The ${alike + 1} highest patches are drawn alike.` : "";
+}
+
+function drawKeys(picture, uses) {
+  const asks = uses.includes("token") && picture.hover.kind !== "none";
+  const said = [];
+  if (asks) {
+    said.push(state.held ? "Held: click the patch again, or press Escape, to let it go."
+      : "Point at a patch to see where it attends; a click, a tap or the arrow keys hold it.");
+  }
+  if (uses.includes("layer")) said.push("L and Shift+L change the block.");
+  if (uses.includes("head")) said.push("H and Shift+H change the head.");
+  element("keys").textContent = said.join(" ");
+}
+
 function drawTokens(found) {
   const parent = element("tokens");
   refill(parent, () => {
@@ -269,10 +301,12 @@ function drawTokens(found) {
     for (const [token, name] of choices) {
       if (token !== null && name === model.reader) continue;
       const share = found.row && token !== null ? [" ", strong(percent(found.row[token]))] : [];
-      button(parent, state.token === token, () => choose({ token }), name, ...share);
+      const act = () => choose({ token, held: token !== null });
+      const made = button(parent, state.token === token, act, name, ...share);
+      made.hidden = token !== null && state.picture.hover.kind === "none";
     }
     if (state.token !== null && state.token >= prefix) {
-      button(parent, true, () => choose({ token: null }), nameOf(state.token).replace("the ", ""));
+      button(parent, true, () => choose({ token: null, held: false }), nameOf(state.token).replace("the ", ""));
     }
   });
 }
@@ -285,8 +319,7 @@ function drawClasses(picture) {
     const on = state.show === "relevance" && state.related === index;
     const made = button(parent, on, () => choose({ show: "relevance", related: index }),
       found.name, strong(percent(found.probability)));
-    made.disabled = !found.relevance;
-    if (found.relevance) made.title = "Show what speaks for it";
+    made.title = "Show what speaks for it";
   }));
 }
 
@@ -337,28 +370,30 @@ function pointed(event, canvas) {
 
 function watch() {
   const view = element("view");
-  const ask = ([y, x]) => {
+  const asks = () => USES[state.show].includes("token") && state.picture.hover.kind !== "none";
+  const ask = ([y, x], held) => {
     const token = prefix + y * columns + x;
-    if (USES[state.show].includes("token") && token !== state.token) choose({ token });
+    if (asks() && (token !== state.token || held !== state.held)) choose({ token, held });
   };
+  const release = () => choose({ token: null, held: false });
   view.addEventListener("pointermove", (event) => {
-    if (event.pointerType === "mouse") ask(pointed(event, view));
+    if (event.pointerType === "mouse" && !state.held) ask(pointed(event, view), false);
   });
-  view.addEventListener("pointerdown", (event) => ask(pointed(event, view)));
-  view.addEventListener("pointerleave", (event) => {
-    if (event.pointerType === "mouse" && document.activeElement !== view) choose({ token: null });
+  view.addEventListener("pointerdown", (event) => {
+    const [y, x] = pointed(event, view), again = state.token === prefix + y * columns + x;
+    if (again && state.held) release();
+    else ask([y, x], true);
   });
-  document.addEventListener("pointerdown", (event) => {
-    const inside = element("look").contains(event.target);
-    if (!inside && state.token !== null) choose({ token: null });
+  view.addEventListener("pointerleave", () => {
+    if (!state.held && state.token !== null) release();
   });
   view.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     const place = state.token === null || state.token < prefix ? null
       : [Math.floor((state.token - prefix) / columns), (state.token - prefix) % columns];
     const next = moved(event.key, place), step = event.shiftKey ? -1 : 1;
-    if (next) ask(next);
-    else if (event.key === "Escape") choose({ token: null });
+    if (next) ask(next, true);
+    else if (event.key === "Escape") release();
     else if (event.key.toLowerCase() === "l") choose({ layer: turned(state.layer, step, 0, model.layers - 1) });
     else if (event.key.toLowerCase() === "h") choose({ head: turned(state.head, step, -1, model.heads - 1) });
     else return;
@@ -392,8 +427,7 @@ function open(picture) {
     pooling: picture.pooling, relevance: picture.classes,
   })[show] !== undefined || !["pooling", "relevance"].includes(show));
   element("show").replaceChildren(...shows.map(([show, name]) => new Option(name, show)));
-  const related = picture.classes && picture.classes[state.related]?.relevance ? state.related : 0;
-  return choose({ picture, related });
+  return choose({ picture, related: 0 });
 }
 
 // The model ----------------------------------------------------------------------------------
@@ -461,7 +495,8 @@ async function drawSimilarity() {
     }
     context.putImageData(image, 0, 0);
     element("similarity-said").textContent =
-      `Position embeddings alike that of row ${y + 1}, column ${x + 1}: from 0 (dark) to 1, by cosine.`;
+      `How alike the position embedding of row ${y + 1}, column ${x + 1} is to all others, by cosine: ` +
+      "from 0 or less (dark) to 1. Point at another place, or use the arrow keys.";
   };
   canvas.addEventListener("pointermove", (event) => paintPlace(pointed(event, canvas)));
   canvas.addEventListener("pointerdown", (event) => paintPlace(pointed(event, canvas)));
@@ -504,10 +539,11 @@ function say(text) {
   element("status").textContent = text;
 }
 
+// Whether the picture was looked at.
 async function send(file) {
   if (file.size > page.live.most) {
     say(`${file.name} has ${(file.size / 1e6).toFixed(1)} MB; ${page.live.most / 1e6} MB is the most.`);
-    return;
+    return false;
   }
   say(`Looking at ${file.name} …`);
   let answer;
@@ -517,11 +553,11 @@ async function send(file) {
     answer = await response.json();
   } catch {
     say("The server does not answer. Is it still running?");
-    return;
+    return false;
   }
   if (answer.error) {
     say(answer.error);
-    return;
+    return false;
   }
   await add(answer.picture);
   page.pictures.push(answer.picture);
@@ -530,24 +566,30 @@ async function send(file) {
   await open(answer.picture);
   answer.picture.button.scrollIntoView({ inline: "nearest", block: "nearest" });
   say("");
+  return true;
+}
+
+// One after the other; where one fails, its message stays.
+async function sendAll(files) {
+  for (const file of files) if (!await send(file)) return;
 }
 
 function listen() {
   const drop = element("drop"), input = element("file");
   drop.hidden = false;
   input.addEventListener("change", () => {
-    if (input.files.length) send(input.files[0]);
+    sendAll([...input.files]);
     input.value = "";
   });
   for (const kind of ["dragover", "dragleave", "drop"]) {
     document.addEventListener(kind, (event) => {
       event.preventDefault();
       drop.classList.toggle("over", kind === "dragover");
-      if (kind === "drop" && event.dataTransfer.files.length) send(event.dataTransfer.files[0]);
+      if (kind === "drop") sendAll([...event.dataTransfer.files]);
     });
   }
   document.addEventListener("paste", (event) => {
-    if (event.clipboardData.files.length) send(event.clipboardData.files[0]);
+    sendAll([...event.clipboardData.files]);
   });
 }
 

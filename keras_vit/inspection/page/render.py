@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
+from keras_vit.inspection.page.encoding import printable
+
 _PACKAGE = __name__.rpartition(".")[0]
 # What the page may do: show what it holds, run its own script, and, live, ask its server.
 _POLICY = "default-src 'none'; img-src data: blob:; style-src '{style}'; script-src '{script}'"
@@ -42,7 +44,7 @@ def render(content: Mapping[str, Any]) -> str:
     for part in rest:
         name, _, text = part.partition("}}")
         found += [parts[name], text]
-    return "".join(found)
+    return printable("".join(found))
 
 
 def _asset(name: str) -> str:
