@@ -13,6 +13,11 @@ from typing import Any
 from keras_vit.inspection.page.encoding import printable
 
 _PACKAGE = __name__.rpartition(".")[0]
+# In this order they are one function: nothing of it is seen from outside.
+_SCRIPTS = (
+    *("state.js", "data.js", "drawing.js", "choosing.js"),
+    *("pictures.js", "model.js", "live.js", "start.js"),
+)
 # What the page may do: show what it holds, run its own script, and, live, ask its server.
 _POLICY = "default-src 'none'; img-src data: blob:; style-src '{style}'; script-src '{script}'"
 _LIVE = "; connect-src 'self'"
@@ -27,7 +32,8 @@ def render(content: Mapping[str, Any]) -> str:
     Returns:
         HTML; what it says of model and pictures is data, never markup.
     """
-    style, script = _asset("page.css"), _asset("page.js")
+    parts = "\n".join(map(_asset, _SCRIPTS))
+    style, script = _asset("page.css"), f'"use strict";\n(() => {{\n{parts}}})();\n'
     policy = _POLICY.format(style=_digest(style), script=_digest(script))
     # In JSON "<" stands in strings alone; escaped, none of them can close the element.
     data = json.dumps(content, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
