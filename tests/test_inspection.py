@@ -177,6 +177,13 @@ def test_images_that_are_not_finite(model, images, value):
             look(model, bad)
 
 
+def test_all_of_it_is_reached_from_the_package():
+    for name in inspection.__all__:
+        assert getattr(keras_vit.inspection, name) is not None
+    assert callable(keras_vit.inspection.plots.maps)
+    assert callable(keras_vit.inspection.page.write_page)
+
+
 def test_layers_that_are_no_list(model, images):
     for look in (inspection.attention_maps, inspection.weighted_attention_maps):
         with pytest.raises(ValueError, match="`layers` must be a list of indices.*Received: 1"):

@@ -1,8 +1,14 @@
-"""Looking inside a trained model; figures are in `inspection.plots`."""
+"""Looking inside a trained model; `plots` draws figures, `page` writes and serves a page."""
 
+from keras_vit.inspection import page, plots
 from keras_vit.inspection.attention import attention_maps, attention_rollout, iter_attention_maps
 from keras_vit.inspection.distance import attention_distance, mean_attention_distance
-from keras_vit.inspection.features import patch_features, principal_components, token_norms
+from keras_vit.inspection.features import (
+    iter_patch_features,
+    patch_features,
+    principal_components,
+    token_norms,
+)
 from keras_vit.inspection.filters import patch_filters
 from keras_vit.inspection.pictures import overlay, upsampled
 from keras_vit.inspection.positions import position_similarity
@@ -16,11 +22,14 @@ __all__ = [
     "attention_rollout",
     "class_relevance",
     "iter_attention_maps",
+    "iter_patch_features",
     "mean_attention_distance",
     "output_attention",
     "overlay",
+    "page",
     "patch_features",
     "patch_filters",
+    "plots",
     "position_similarity",
     "principal_components",
     "probabilities",
