@@ -19,6 +19,8 @@ from keras_vit.cli.main import main
 
 Image = pytest.importorskip("PIL.Image", reason="keras_vit.data decodes with Pillow")
 VIT = {**harness.TINY_VIT, "image_shape": (16, 24, 3)}
+# What no backend has a part in runs once.
+anywhere = harness.once("no backend has a part in it")
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +64,7 @@ def test_a_page(folder, tmp_path, capsys):
     assert content_of(path)["title"] == "Mine"
 
 
+@anywhere
 def test_at_another_size(folder, tmp_path, capsys):
     path = tmp_path / "report.html"
     argv = ["inspect", str(folder / "m.keras"), str(folder / "0.png"), "--output", str(path)]
@@ -81,6 +84,7 @@ def test_at_another_size(folder, tmp_path, capsys):
         assert "HEIGHTxWIDTH" in capsys.readouterr().err
 
 
+@anywhere
 def test_no_picture_at_all(folder, tmp_path, capsys):
     path = tmp_path / "report.html"
     argv = ["inspect", str(folder / "m.keras"), str(folder / "bad.png"), "--output", str(path)]
@@ -90,6 +94,7 @@ def test_no_picture_at_all(folder, tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
+@anywhere
 def test_pictures_of_another_size_are_named(folder, tmp_path, capsys):
     Image.new("RGB", (9, 9)).save(tmp_path / "other.png")
     argv = ["inspect", str(folder / "m.keras"), str(tmp_path / "other.png"), str(folder / "0.png")]
@@ -98,6 +103,7 @@ def test_pictures_of_another_size_are_named(folder, tmp_path, capsys):
     assert [p["name"] for p in content_of(tmp_path / "p.html")["pictures"]] == ["0.png"]
 
 
+@anywhere
 def test_a_page_that_knows_less_says_so(folder, tmp_path, capsys, monkeypatch):
     from keras_vit.inspection.page import file
 
@@ -109,6 +115,7 @@ def test_a_page_that_knows_less_says_so(folder, tmp_path, capsys, monkeypatch):
     )
 
 
+@anywhere
 def test_a_file_whose_name_is_no_text(folder, tmp_path):
     odd = os.fsencode(tmp_path) + b"/\xff\xfe.png"
     with open(odd, "wb") as file:
@@ -119,6 +126,7 @@ def test_a_file_whose_name_is_no_text(folder, tmp_path):
     assert content_of(path)["pictures"][0]["name"] == "\ufffd\ufffd.png"
 
 
+@anywhere
 def test_a_model_that_has_diverged(folder, tmp_path, capsys):
     model = keras_vit.load_model(folder / "m.keras")
     head = model.get_layer("head")
@@ -130,6 +138,7 @@ def test_a_model_that_has_diverged(folder, tmp_path, capsys):
     assert not (tmp_path / "p.html").exists()
 
 
+@anywhere
 def test_a_demo_of_other_channels(tmp_path, capsys):
     model = keras_vit.VisionTransformer(
         **{**VIT, "image_shape": (16, 24, 5), "pixel_range": "inception"}
@@ -140,6 +149,7 @@ def test_a_demo_of_other_channels(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("command", ["inspect", "demo"])
+@anywhere
 def test_models_of_another_kind(folder, tmp_path, capsys, command):
     rest = [str(folder / "0.png"), "--output", str(tmp_path / "p.html")]
     rest = rest if command == "inspect" else ["--port", "0"]
@@ -187,6 +197,7 @@ def test_demo(folder):
     assert "Traceback" not in errors
 
 
+@anywhere
 def test_a_port_that_is_taken(folder, capsys):
     import socket
 

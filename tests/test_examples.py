@@ -61,6 +61,7 @@ def test_fashion_mnist(tmp_path, pictures):
 
 
 @pytest.mark.slow
+@harness.once("what it calls is tested on each backend")
 def test_understanding_vit(tmp_path, pictures):
     arguments = ("--data", pictures, "--output", tmp_path / "out")
     printed = run("understanding_vit.py", *arguments, folder=tmp_path)
@@ -71,6 +72,7 @@ def test_understanding_vit(tmp_path, pictures):
 
 
 @pytest.mark.slow
+@harness.once("what it calls is tested on each backend")
 def test_understanding_vit_of_a_checkpoint(tmp_path):
     image = pytest.importorskip("PIL.Image").fromarray(harness.pixels((40, 60, 3)).astype("uint8"))
     image.save(tmp_path / "a.png")

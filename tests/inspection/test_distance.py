@@ -9,6 +9,15 @@ import pytest
 import keras_vit
 from keras_vit import inspection
 
+MODELS = {
+    "registers": {"image_shape": (16, 24, 3), "num_registers": 2},
+    "gap": {"image_shape": (16, 24, 3), "pooling": "gap"},
+    "hybrid": {
+        "image_shape": (64, 96, 3),
+        "patch_size": 1,
+        "stem": {"block_counts": (1,), "width": 32},
+    },
+}
 GRIDS = [(1, 5), (6, 1), (7, 13), (2, 3)]
 
 
@@ -67,15 +76,7 @@ def test_tokens_of_another_grid():
         inspection.attention_distance(rows_of((1, 1, 6, 6)), (2, 3), num_prefix_tokens=1)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"image_shape": (16, 24, 3), "num_registers": 2},
-        {"image_shape": (16, 24, 3), "pooling": "gap"},
-        {"image_shape": (64, 96, 3), "patch_size": 1, "stem": {"block_counts": (1,), "width": 32}},
-    ],
-    ids=["registers", "gap", "hybrid"],
-)
+@pytest.mark.parametrize("options", harness.cases(MODELS, {"registers"}))
 def test_of_a_model(options):
     options = {**harness.TINY_VIT, **options}
     model = keras_vit.VisionTransformer(**options)

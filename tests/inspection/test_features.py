@@ -11,7 +11,12 @@ from keras_vit import inspection
 VIT = {**harness.TINY_VIT, "image_shape": (16, 24, 3)}
 
 
-@pytest.mark.parametrize("options", [{}, {"num_registers": 2}, {"pooling": "gap"}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    harness.cases(
+        {"plain": {}, "registers": {"num_registers": 2}, "gap": {"pooling": "gap"}}, {"registers"}
+    ),
+)
 @pytest.mark.parametrize("layer", [0, -1])
 def test_features_are_the_blocks_outputs(options, layer):
     model = keras_vit.VisionTransformer(**VIT, **options)

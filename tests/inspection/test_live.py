@@ -18,6 +18,8 @@ from keras_vit import inspection
 from keras_vit.inspection.page import answers, contents, live
 
 Image = pytest.importorskip("PIL.Image", reason="keras_vit.data decodes with Pillow")
+# On each backend `tests/test_cli_inspect.py` starts it, and a picture is looked at.
+pytestmark = harness.once("no backend has a part in it")
 VIT = {**harness.TINY_VIT, "image_shape": (16, 24, 3), "num_registers": 1}
 PICTURE = harness.pixels((16, 24, 3)).astype("uint8")
 OWN = {"X-Keras-Vit": "look"}

@@ -16,6 +16,8 @@ from keras_vit.inspection.page import contents, encoding, file, render
 
 VIT = {**harness.TINY_VIT, "image_shape": (16, 24, 3), "num_registers": 2}
 IMAGES = harness.pixels((2, 16, 24, 3)).astype("uint8")
+# What no backend has a part in runs once.
+anywhere = harness.once("no backend has a part in it")
 MANY = {
     "plain": {},
     "registers and gap": {"pooling": "gap"},
@@ -64,6 +66,7 @@ def content_of(path):
     return json.loads(data)
 
 
+@anywhere
 def test_rows_keep_their_digits():
     values = np.exp(3 * harness.noise((2, 5, 40)).astype("float64"))
     values /= values.sum(-1, keepdims=True)
@@ -78,6 +81,7 @@ def test_rows_keep_their_digits():
 
 
 @pytest.mark.parametrize("values", [np.zeros((1, 3)), np.full((1, 3), 1 / 3), np.eye(3)])
+@anywhere
 def test_rows_of_extremes(values):
     np.testing.assert_allclose(decoded(encoding.rows(values), 3), values, atol=1e-5)
 
@@ -148,6 +152,7 @@ def test_every_kind_of_model(options, tmp_path):
     assert min(width, height) >= 64 and width * images.shape[1] == height * images.shape[2]
 
 
+@anywhere
 def test_readers_in_words():
     readers = {"plain": "class token", "registers and gap": "all patches", "map": "all tokens"}
     readers |= {"distilled": "class and distillation token", "one column": "all tokens"}
@@ -159,6 +164,7 @@ def test_readers_in_words():
     ("hover", "blocks", "size"),
     [("heads", 2, 2 * 9 * 11), ("mean", 2, 9 * 11), ("last", 1, 9 * 11), ("none", 0, 0)],
 )
+@anywhere
 def test_what_single_patches_attend_to(model, tmp_path, hover, blocks, size):
     path = page.write_page(model, IMAGES[:1], tmp_path / "p.html", hover=hover)
     found = content_of(path)["pictures"][0]["hover"]
@@ -170,6 +176,7 @@ def test_what_single_patches_attend_to(model, tmp_path, hover, blocks, size):
         np.testing.assert_allclose(decoded(inflated(found["blocks"][-1]), 9), scores, atol=0.004)
 
 
+@anywhere
 def test_many_pictures_know_less_of_single_patches(model, monkeypatch):
     sizes = [contents.hover_bytes(model, hover) for hover in contents.HOVERS]
     assert sizes == sorted(sizes, reverse=True) and sizes[-1] == 0
@@ -181,6 +188,7 @@ def test_many_pictures_know_less_of_single_patches(model, monkeypatch):
     assert file.chosen_hover(model, 3, "heads") == "heads"
 
 
+@anywhere
 def test_names_are_data_and_never_markup(model, tmp_path):
     bad = "</script><script>alert(1)</script><img src=x onerror=alert(2)> & \"'\u2028{{data}}"
     classes = [bad, "b", "c"]
@@ -194,6 +202,7 @@ def test_names_are_data_and_never_markup(model, tmp_path):
     assert {c["name"] for c in content["pictures"][0]["classes"]} == set(classes)
 
 
+@anywhere
 def test_the_page_loads_nothing(model, tmp_path):
     text = page.write_page(model, IMAGES[:1], tmp_path / "p.html").read_text("utf-8")
     (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', text)
@@ -206,17 +215,20 @@ def test_the_page_loads_nothing(model, tmp_path):
     assert "connect-src 'self'" in live
 
 
+@anywhere
 def test_scaled_pixels_get_a_warning(model, tmp_path):
     with pytest.warns(UserWarning, match="0..1"):
         page.write_page(model, IMAGES / 255.0, tmp_path / "p.html")
 
 
+@anywhere
 def test_progress(model, tmp_path):
     done = []
     page.write_page(model, IMAGES, tmp_path / "p.html", progress=done.append)
     assert done == [1, 2]
 
 
+@anywhere
 def test_a_failure_leaves_the_old_page(model, tmp_path, monkeypatch):
     path = tmp_path / "p.html"
     path.write_text("old")
@@ -239,6 +251,7 @@ def test_a_failure_leaves_the_old_page(model, tmp_path, monkeypatch):
     ],
     ids=["one image", "no image", "other size", "names", "classes", "hover", "folder"],
 )
+@anywhere
 def test_what_cannot_be(model, tmp_path, arguments, message):
     arguments = {"images": IMAGES, "path": tmp_path / "p.html", **arguments}
     with pytest.raises(ValueError, match=message):
@@ -246,6 +259,7 @@ def test_what_cannot_be(model, tmp_path, arguments, message):
     assert not list(tmp_path.iterdir())
 
 
+@anywhere
 def test_models_that_pictures_cannot_be_fed_to(tmp_path):
     resnet = keras_vit.BiTResNet(
         image_shape=(32, 32, 3), block_counts=(1,), width_factor=0.125, groups=4

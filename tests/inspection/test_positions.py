@@ -8,6 +8,8 @@ import keras_vit
 from keras_vit import inspection
 
 VIT = {**harness.TINY_VIT, "image_shape": (16, 24, 3)}
+# What no backend has a part in runs once.
+anywhere = harness.once("no backend has a part in it")
 
 
 def vit(**options):
@@ -55,6 +57,7 @@ def test_positions_of_rows_and_columns():
     )
 
 
+@anywhere
 def test_fixed_positions_are_alike_where_places_are_near():
     found = inspection.position_similarity(
         vit(position_embedding="sincos2d", image_shape=(72, 72, 3))
@@ -63,6 +66,7 @@ def test_fixed_positions_are_alike_where_places_are_near():
     assert line[0] > line[1] > line[2]
 
 
+@anywhere
 def test_each_layer_has_its_own():
     model = vit(position_placement="every_layer")
     first, last = (inspection.position_similarity(model, layer) for layer in (0, -1))
@@ -73,6 +77,7 @@ def test_each_layer_has_its_own():
 
 
 @pytest.mark.parametrize("kind", ["none", "relative"])
+@anywhere
 def test_models_without_added_positions(kind):
     with pytest.raises(ValueError, match=f"added to tokens.*{kind!r}"):
         inspection.position_similarity(vit(position_embedding=kind))
@@ -93,17 +98,20 @@ def test_filters_are_the_components_of_the_projection():
 
 
 @pytest.mark.parametrize("count", [0, 17])
+@anywhere
 def test_filters_that_are_not_there(count):
     with pytest.raises(ValueError, match=rf"1 to 16.*Received: {count}"):
         inspection.patch_filters(vit(), count)
 
 
+@anywhere
 def test_filters_of_a_hybrid_read_no_pixels():
     stem = {"block_counts": (1,), "width": 32}
     with pytest.raises(ValueError, match="hybrid"):
         inspection.patch_filters(vit(image_shape=(64, 96, 3), patch_size=1, stem=stem))
 
 
+@anywhere
 def test_models_of_another_kind():
     resnet = keras_vit.BiTResNet(
         image_shape=(14, 21, 3), block_counts=(1,), width_factor=0.125, groups=4

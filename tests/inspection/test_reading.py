@@ -18,7 +18,13 @@ def vit(**options):
     return model
 
 
-@pytest.mark.parametrize("options", [{}, {"num_registers": 3}, {"distillation": "head"}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    harness.cases(
+        {"plain": {}, "registers": {"num_registers": 3}, "distilled": {"distillation": "head"}},
+        {"plain", "distilled"},
+    ),
+)
 @pytest.mark.parametrize("layer", [None, 0])
 def test_class_token(options, layer):
     model = vit(**options)
