@@ -205,9 +205,7 @@ def test_probabilities(model, images):
 
 
 def test_looking_leaves_training_as_it_is(images):
-    """Numbers drawn, compiled functions and attributes stay as they are."""
-    model = keras_vit.VisionTransformer(**VIT, dropout_rate=0.3)
-    harness.randomize(model)
+    """The numbers that dropout draws are the same with and without."""
     labels = np.array([0, 1, 2])
 
     class Looks(keras.callbacks.Callback):
