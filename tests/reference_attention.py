@@ -19,11 +19,11 @@ TRANSFORMERS = (
     *("clip_vision", "deit_classification", "deit_teacher", "dinov2_classification"),
     *("dinov2_model", "dinov2_registers_classification", "dinov2_registers_model"),
     *("dinov2_swiglu", "siglip_vision", "vit_classification", "vit_mae", "vit_model_pooler"),
-    "vit_nonsquare",
+    *("vit_nonsquare", "vit_sharded"),
 )
 TIMM = (
     *("clip_quickgelu", "deit3_no_embed_class", "deit_distilled", "dinov2_features"),
-    *("dinov2_reg4", "hybrid_resnetv2", "no_qkv_bias", "qk_norm"),
+    *("dinov2_reg4", "hybrid_resnetv2", "hybrid_stem_only", "no_qkv_bias", "qk_norm"),
     *("reg4_gap_no_class_token", "siglip_gap", "siglip_map", "siglip_map_tanh_head"),
     *("swiglu_dinov2", "vit_avg_fcnorm", "vit_token"),
 )
@@ -76,8 +76,8 @@ def _hybrid(folder: Path):
     config = json.loads((folder / "case.json").read_text())["config"]
     stem = config["hybrid"]
     backbone = ResNetV2(
-        layers=stem["layers"],
-        channels=stem["channels"],
+        layers=stem["layers"] or (1,),
+        channels=stem["channels"] or (128,),
         num_classes=0,
         global_pool="",
         preact=False,
@@ -86,10 +86,11 @@ def _hybrid(folder: Path):
         conv_layer=partial(StdConv2dSame, eps=1e-8),
         norm_layer=partial(GroupNormAct, num_groups=stem["group_norm"]["groups"]),
     )
+    if not stem["layers"]:
+        backbone = backbone.stem
     model = VisionTransformer(
         embed_layer=partial(HybridEmbed, backbone=backbone),
-        patch_size=1,
-        **config["overrides"],
+        **{"patch_size": 1, **config["overrides"]},
     )
     model.load_state_dict(load_file(folder / "model.safetensors"))
     return model
